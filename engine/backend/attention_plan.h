@@ -1,0 +1,45 @@
+// A plan: everything compiled for one spec and geometry. Pointers and numbers come at run time.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "engine/core/attention_problem.h"
+
+namespace attnd {
+
+// Memory of one forward call, in the backend's address space. Nothing here is owned.
+struct ForwardBuffers {
+  // Indexed by Buffer; null where the problem has no such buffer, or it has no elements.
+  std::array<const std::byte*, kNumInputBuffers> inputs{};
+  // INT32 [b, pages_per_sequence], checked by CheckPageTable; null unless paged.
+  const int32_t* page_table_k = nullptr;
+  const int32_t* page_table_v = nullptr;
+  // Shaped as the problem's out_desc and lse_desc. lse may be null: not wanted.
+  std::byte* out = nullptr;
+  float* lse = nullptr;
+  // At least AttentionPlan::workspace_bytes() bytes, 64-byte aligned; contents undefined.
+  std::span<std::byte> workspace;
+};
+
+// Used by one thread at a time.
+class AttentionPlan {
+ public:
+  virtual ~AttentionPlan() = default;
+
+  // Kernel family, for ExecutionInfo.engine.
+  virtual std::string_view engine() const = 0;
+
+  virtual int64_t workspace_bytes() const = 0;
+
+  // Writes every element of out (and lse): rows outside the sequences and fully masked rows get
+  // O = 0 and LSE = -inf, whatever the inputs hold there. `problem` is the one the plan was built
+  // for, or one that differs in what a plan does not bake in (scale, lengths within the geometry).
+  virtual absl::Status Forward(const AttentionProblem& problem, const ForwardBuffers& buffers) = 0;
+};
+
+}  // namespace attnd

@@ -1,0 +1,89 @@
+// Pooled memory with one cap and one set of counters per pool.
+//
+// A pool refuses at once when its cap would be passed; it never waits and never takes memory from
+// anywhere else. Thread-safe. Blocks hold a reference to their pool, so a reply that is still being
+// sent may outlive the engine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace attnd {
+
+class MemoryPool;
+
+// A block of a pool; move-only, returned on destruction. Contents are undefined when allocated.
+class PoolBuffer {
+ public:
+  PoolBuffer() = default;
+  PoolBuffer(PoolBuffer&& other) noexcept;
+  PoolBuffer& operator=(PoolBuffer&& other) noexcept;
+  ~PoolBuffer();
+
+  std::byte* data() const { return data_; }
+  int64_t size() const { return size_; }
+  std::span<std::byte> bytes() const { return {data_, static_cast<size_t>(size_)}; }
+
+ private:
+  friend class MemoryPool;
+  PoolBuffer(std::shared_ptr<MemoryPool> pool, std::byte* data, int64_t size, int64_t block_bytes)
+      : pool_(std::move(pool)), data_(data), size_(size), block_bytes_(block_bytes) {}
+
+  std::shared_ptr<MemoryPool> pool_;
+  std::byte* data_ = nullptr;
+  int64_t size_ = 0;
+  int64_t block_bytes_ = 0;
+};
+
+struct PoolStats {
+  int64_t capacity_bytes = 0;
+  int64_t in_use_bytes = 0;  // Blocks handed out.
+  int64_t cached_bytes = 0;  // Blocks kept for the next allocation.
+  int64_t high_water_bytes = 0;
+  int64_t allocations = 0;
+  int64_t refusals = 0;
+};
+
+class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
+ public:
+  // `flag` names the setting that caps the pool, for messages ("--pinned-pool").
+  MemoryPool(int64_t capacity_bytes, std::string flag);
+  virtual ~MemoryPool() = default;
+
+  // At least `bytes` bytes, 64-byte aligned. 0 bytes: an empty buffer with null data.
+  // RESOURCE_EXHAUSTED with need and have where the cap would be passed; it carries a retry-after
+  // unless the block could never fit.
+  absl::StatusOr<PoolBuffer> Allocate(int64_t bytes);
+
+  PoolStats stats() const;
+
+ protected:
+  // Backing memory. Obtain may return null; Release gets what Obtain returned.
+  virtual std::byte* Obtain(int64_t block_bytes) = 0;
+  virtual void Release(std::byte* data, int64_t block_bytes) = 0;
+  // Frees cached blocks until at most `keep_bytes` are cached; called before the cap is passed.
+  virtual void Trim(int64_t keep_bytes) = 0;
+  // Bytes that Release kept. Called with the lock held.
+  virtual int64_t CachedBytes() const = 0;
+
+ private:
+  friend class PoolBuffer;
+  void Return(std::byte* data, int64_t block_bytes);
+
+  const int64_t capacity_;
+  const std::string flag_;
+  mutable std::mutex mutex_;
+  PoolStats stats_;
+};
+
+// Host memory in size classes an eighth apart; freed blocks are kept for reuse, because fresh pages
+// cost more than the copy into them.
+std::shared_ptr<MemoryPool> MakeHostPool(int64_t capacity_bytes, std::string flag);
+
+}  // namespace attnd
