@@ -1,0 +1,74 @@
+// attnd: reads its settings, serves until SIGTERM or SIGINT, drains, and ends with 0.
+//
+// Exit codes: 0; 1 where an address cannot be listened on; 2 for settings that are wrong or not
+// built yet.
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <variant>
+
+#include "absl/strings/str_join.h"
+#include "server/config.h"
+#include "server/server.h"
+#include "server/telemetry/log.h"
+#include "server/version.h"
+
+namespace attnd {
+namespace {
+
+ConfigSources SourcesOf(int argc, char** argv) {
+  return {.args = {argv + 1, argv + argc},
+          .getenv = [](const std::string& name) -> std::optional<std::string> {
+            const char* value = std::getenv(name.c_str());
+            return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+          },
+          .memory_bytes = UsableMemoryBytes(),
+          .version = kVersion};
+}
+
+int Run(const Config& config, const sigset_t& signals) {
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(config);
+  if (!server.ok()) {
+    std::cerr << "attnd: " << server.status().message() << "\n";
+    return absl::IsInvalidArgument(server.status()) ? 2 : 1;
+  }
+  for (const std::string& address : (*server)->addresses()) {
+    std::cout << "listening on " << address << std::endl;  // Flushed: scripts wait for it.
+  }
+  Log(LogLevel::kInfo, "serving",
+      {{"version", kVersion},
+       {"backend", "cpu"},
+       {"why", config.backend == BackendChoice::kCpu ? "--backend=cpu" : "no CUDA backend built"},
+       {"addresses", absl::StrJoin((*server)->addresses(), ",")}});
+  int signal = 0;
+  sigwait(&signals, &signal);
+  Log(LogLevel::kInfo, "draining", {{"signal", signal == SIGTERM ? "SIGTERM" : "SIGINT"}});
+  (*server)->Drain();
+  Log(LogLevel::kInfo, "stopped");
+  return 0;
+}
+
+}  // namespace
+}  // namespace attnd
+
+int main(int argc, char** argv) {
+  // Blocked before any thread starts, so that only sigwait gets them.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+
+  const attnd::ParseResult parsed = attnd::ParseConfig(attnd::SourcesOf(argc, argv));
+  if (const auto* exit = std::get_if<attnd::ExitNow>(&parsed)) {
+    (exit->code == 0 ? std::cout : std::cerr) << exit->text << "\n";
+    return exit->code;
+  }
+  const auto& config = std::get<attnd::Config>(parsed);
+  attnd::InitLogging(config.log_level, config.log_format);
+  return attnd::Run(config, signals);
+}

@@ -1,0 +1,30 @@
+// The process's life: listeners up, engine ready, serving, draining, down.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/config.h"
+
+namespace attnd {
+
+class Server {
+ public:
+  // Listens on every address of the config, and serves. FAILED_PRECONDITION with the address where
+  // one cannot be listened on (a port in use, say); INVALID_ARGUMENT where the config asks for a
+  // backend that this program does not have.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const Config& config);
+
+  virtual ~Server() = default;
+
+  // The addresses as bound: port 0 replaced by the port that the system chose.
+  virtual std::vector<std::string> addresses() const = 0;
+
+  // Says NOT_SERVING, goes on for the config's drain delay, refuses new work, finishes what is
+  // queued within the drain timeout, and stops. Blocks.
+  virtual void Drain() = 0;
+};
+
+}  // namespace attnd

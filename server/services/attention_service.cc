@@ -1,0 +1,92 @@
+#include "server/services/attention_service.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "engine/core/request_context.h"
+#include "engine/core/status.h"
+#include "server/telemetry/log.h"
+#include "server/wire/decode.h"
+#include "server/wire/encode.h"
+
+namespace attnd {
+namespace {
+
+// One Forward call, from its bytes to its reply. It lives until gRPC is done with it; the engine's
+// `done` comes before that, because only it finishes the call.
+class ForwardCall final : public grpc::ServerUnaryReactor {
+ public:
+  ForwardCall(const grpc::CallbackServerContext& context, grpc::ByteBuffer* reply)
+      : reply_(reply), cancellation_(std::make_shared<CancellationToken>()) {
+    deadline_ = context.deadline() == std::chrono::system_clock::time_point::max()
+                    ? absl::InfiniteFuture()
+                    : absl::FromChrono(context.deadline());
+  }
+
+  void Start(Engine& engine, const grpc::ByteBuffer& bytes) {
+    absl::StatusOr<PreparedForward> prepared = Prepare(engine, bytes);
+    if (!prepared.ok()) return FinishWith(prepared.status());
+    engine.Submit(*std::move(prepared), {.deadline = deadline_, .cancellation = cancellation_},
+                  [this](absl::StatusOr<ForwardResult> result) {
+                    if (result.ok()) *reply_ = wire::EncodeForward(decoded_, *std::move(result));
+                    FinishWith(result.status());
+                  });
+  }
+
+  void OnCancel() override { cancellation_->Cancel(); }
+  void OnDone() override { delete this; }
+
+ private:
+  // Checks in the contract's order: contradictions, then what is not built, then memory.
+  absl::StatusOr<PreparedForward> Prepare(Engine& engine, const grpc::ByteBuffer& bytes) {
+    v1::ForwardRequest request;
+    ATTND_RETURN_IF_ERROR(wire::Parse(bytes, request));
+    ATTND_ASSIGN_OR_RETURN(decoded_, wire::DecodeForward(request));
+    ATTND_ASSIGN_OR_RETURN(AttentionProblem problem, engine.Check(decoded_.description));
+    ATTND_RETURN_IF_ERROR(decoded_.unbuilt);
+    ATTND_RETURN_IF_ERROR(wire::CheckDestinations(decoded_, problem));
+    ATTND_ASSIGN_OR_RETURN(PreparedForward prepared,
+                           engine.Prepare(std::move(problem), decoded_.description.return_lse));
+    const absl::Time start = absl::Now();
+    ATTND_RETURN_IF_ERROR(wire::FillInputs(request, prepared));
+    prepared.set_copy_in(absl::Now() - start);
+    return prepared;
+  }
+
+  void FinishWith(const absl::Status& status) {
+    if (absl::IsInternal(status)) {
+      Log(LogLevel::kError, "forward failed", {{"error", std::string(status.message())}});
+    }
+    Finish(wire::ToGrpc(status));
+  }
+
+  grpc::ByteBuffer* const reply_;
+  const std::shared_ptr<CancellationToken> cancellation_;
+  absl::Time deadline_;
+  wire::DecodedForward decoded_;
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* AttentionService::Forward(grpc::CallbackServerContext* context,
+                                                    const grpc::ByteBuffer* request,
+                                                    grpc::ByteBuffer* reply) {
+  auto* call = new ForwardCall(*context, reply);
+  call->Start(engine_, *request);
+  return call;
+}
+
+grpc::ServerUnaryReactor* AttentionService::Plan(grpc::CallbackServerContext* context,
+                                                 const grpc::ByteBuffer* request,
+                                                 grpc::ByteBuffer* reply) {
+  return AnswerUnary<v1::PlanRequest>(
+      context, request, reply,
+      [this](const v1::PlanRequest& plan) -> absl::StatusOr<v1::PlanResponse> {
+        ATTND_ASSIGN_OR_RETURN(const wire::DecodedForward decoded, wire::DecodePlan(plan));
+        ATTND_ASSIGN_OR_RETURN(const PlanReport report, engine_.Plan(decoded.description));
+        return wire::EncodePlan(report, decoded.unbuilt);
+      });
+}
+
+}  // namespace attnd

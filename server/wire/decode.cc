@@ -1,0 +1,250 @@
+#include "server/wire/decode.h"
+
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "server/wire/decode_tensor.h"
+
+namespace attnd::wire {
+namespace {
+
+std::optional<Buffer> BufferNamed(std::string_view name) {
+  for (int i = 0; i < kNumInputBuffers; ++i) {
+    if (Name(static_cast<Buffer>(i)) == name) return static_cast<Buffer>(i);
+  }
+  return std::nullopt;
+}
+
+// Decodes the fields that Forward and Plan share.
+class Decoder {
+ public:
+  Decoder(Sources sources, DecodedForward& result) : sources_(sources), result_(result) {}
+
+  template <typename Request>
+  absl::Status Decode(const Request& request) {
+    if (!request.has_spec()) {
+      return InvalidField(reason::kMissingField, "spec", "is required");
+    }
+    ForwardDescription& d = result_.description;
+    ATTND_RETURN_IF_ERROR(DecodeSpec(request.spec(), d.spec));
+    ATTND_RETURN_IF_ERROR(DecodeSequences(request.sequences(), d.sequences));
+    ATTND_RETURN_IF_ERROR(DecodeBuffers(request.inputs()));
+    ATTND_RETURN_IF_ERROR(
+        DecodeOptional(request.has_bias(), request.bias(), "bias", d.inputs.bias));
+    ATTND_RETURN_IF_ERROR(DecodeOptional(request.has_softmax_offset(), request.softmax_offset(),
+                                         "softmax_offset", d.inputs.softmax_offset));
+    d.return_lse = request.return_lse();
+    return DecodeEnum(request.out_dtype(), v1::DataType_IsValid, "out_dtype", d.out_dtype);
+  }
+
+ private:
+  static absl::Status DecodeSpec(const v1::AttentionSpec& proto, AttentionSpec& spec);
+  static absl::Status DecodeSpecEnums(const v1::AttentionSpec& proto, AttentionSpec& spec);
+  static absl::Status DecodeViews(const v1::Views& proto, AttentionSpec& spec);
+  absl::Status DecodeSequences(const v1::Sequences& proto, Sequences& sequences);
+  absl::Status DecodeBuffers(const v1::QkvBuffers& proto);
+  absl::Status DecodeOptional(bool is_set, const v1::Tensor& tensor, std::string_view field,
+                              std::optional<TensorDesc>& target);
+
+  const Sources sources_;
+  DecodedForward& result_;
+};
+
+absl::Status Decoder::DecodeSpecEnums(const v1::AttentionSpec& proto, AttentionSpec& spec) {
+  ATTND_RETURN_IF_ERROR(
+      DecodeEnum(proto.layout(), v1::QkvLayout_IsValid, "spec.layout", spec.layout));
+  ATTND_RETURN_IF_ERROR(DecodeEnum(proto.dtype(), v1::DataType_IsValid, "spec.dtype", spec.dtype));
+  ATTND_RETURN_IF_ERROR(DecodeEnum(proto.causal(), v1::Causal_IsValid, "spec.causal", spec.causal));
+  ATTND_RETURN_IF_ERROR(DecodeEnum(proto.window_alignment(), v1::Alignment_IsValid,
+                                   "spec.window_alignment", spec.window_alignment));
+  ATTND_RETURN_IF_ERROR(
+      DecodeEnum(proto.bias_kind(), v1::BiasKind_IsValid, "spec.bias_kind", spec.bias_kind));
+  return DecodeEnum(proto.softmax_kind(), v1::SoftmaxKind_IsValid, "spec.softmax_kind",
+                    spec.softmax_kind);
+}
+
+absl::Status Decoder::DecodeSpec(const v1::AttentionSpec& proto, AttentionSpec& spec) {
+  ATTND_RETURN_IF_ERROR(DecodeSpecEnums(proto, spec));
+  auto size = [](bool is_set, int64_t value) {
+    return is_set ? std::optional<int64_t>(value) : std::nullopt;
+  };
+  spec.batch = size(proto.has_batch(), proto.batch());
+  spec.max_seqlen_q = size(proto.has_max_seqlen_q(), proto.max_seqlen_q());
+  spec.max_seqlen_kv = size(proto.has_max_seqlen_kv(), proto.max_seqlen_kv());
+  spec.num_heads = size(proto.has_num_heads(), proto.num_heads());
+  spec.num_kv_heads = size(proto.has_num_kv_heads(), proto.num_kv_heads());
+  spec.head_dim_qk = size(proto.has_head_dim_qk(), proto.head_dim_qk());
+  spec.head_dim_v = size(proto.has_head_dim_v(), proto.head_dim_v());
+  spec.page_size = size(proto.has_page_size(), proto.page_size());
+  spec.window_left = size(proto.window().has_left(), proto.window().left());
+  spec.window_right = size(proto.window().has_right(), proto.window().right());
+  if (proto.has_scale()) spec.scale = proto.scale();
+  if (proto.has_logit_softcap()) spec.logit_softcap = proto.logit_softcap();
+  if (proto.has_alibi()) {
+    spec.alibi = AlibiShard{proto.alibi().head_offset(), proto.alibi().total_heads()};
+  }
+  if (proto.has_dropout()) {
+    const v1::Dropout& d = proto.dropout();
+    spec.dropout = Dropout{d.probability(), d.seed(), d.offset()};
+  }
+  spec.deterministic = proto.deterministic();
+  spec.batch_invariant = proto.batch_invariant();
+  spec.has_fp8_scales = proto.has_fp8();
+  return proto.has_views() ? DecodeViews(proto.views(), spec) : absl::OkStatus();
+}
+
+absl::Status Decoder::DecodeViews(const v1::Views& proto, AttentionSpec& spec) {
+  const struct {
+    bool is_set;
+    const v1::View& view;
+    std::string field;
+  } views[] = {{proto.has_q(), proto.q(), "spec.views.q"},
+               {proto.has_k(), proto.k(), "spec.views.k"},
+               {proto.has_v(), proto.v(), "spec.views.v"}};
+  spec.views.emplace();
+  for (int i = 0; i < 3; ++i) {
+    const auto& [is_set, view, field] = views[i];
+    if (!is_set) return InvalidField(reason::kMissingField, field, "is required");
+    const std::optional<Buffer> buffer = BufferNamed(view.buffer());
+    if (!buffer) {
+      return InvalidField(
+          reason::kInvalidField, field + ".buffer",
+          absl::StrCat("is \"", view.buffer().substr(0, 32), "\"; it must be qkv, q, kv, k or v"));
+    }
+    (*spec.views)[i] = {
+        *buffer, view.byte_offset(), {view.strides().begin(), view.strides().end()}};
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::DecodeSequences(const v1::Sequences& proto, Sequences& sequences) {
+  auto copy = [](const google::protobuf::RepeatedField<int64_t>& from, std::vector<int64_t>& to) {
+    to.assign(from.begin(), from.end());
+  };
+  copy(proto.cu_seqlens_q(), sequences.cu_seqlens_q);
+  copy(proto.cu_seqlens_kv(), sequences.cu_seqlens_kv);
+  copy(proto.cu_seqlens_q_padded(), sequences.cu_seqlens_q_padded);
+  copy(proto.cu_seqlens_kv_padded(), sequences.cu_seqlens_kv_padded);
+  ATTND_RETURN_IF_ERROR(DecodeOptional(proto.has_page_table_k(), proto.page_table_k(),
+                                       "sequences.page_table_k", sequences.page_table_k));
+  return DecodeOptional(proto.has_page_table_v(), proto.page_table_v(), "sequences.page_table_v",
+                        sequences.page_table_v);
+}
+
+absl::Status Decoder::DecodeOptional(bool is_set, const v1::Tensor& tensor, std::string_view field,
+                                     std::optional<TensorDesc>& target) {
+  if (!is_set) return absl::OkStatus();
+  ATTND_ASSIGN_OR_RETURN(target, DecodeTensor(tensor, sources_, field, result_.unbuilt));
+  return absl::OkStatus();
+}
+
+// The tensors of the message, indexed by Buffer; null where they are not set.
+std::array<const v1::Tensor*, kNumInputBuffers> TensorsOf(const v1::QkvBuffers& proto) {
+  return {proto.has_qkv() ? &proto.qkv() : nullptr, proto.has_q() ? &proto.q() : nullptr,
+          proto.has_kv() ? &proto.kv() : nullptr, proto.has_k() ? &proto.k() : nullptr,
+          proto.has_v() ? &proto.v() : nullptr};
+}
+
+absl::Status Decoder::DecodeBuffers(const v1::QkvBuffers& proto) {
+  const auto tensors = TensorsOf(proto);
+  for (int i = 0; i < kNumInputBuffers; ++i) {
+    if (tensors[i] == nullptr) continue;
+    const std::string field = absl::StrCat("inputs.", View(Name(static_cast<Buffer>(i))));
+    ATTND_RETURN_IF_ERROR(
+        DecodeOptional(true, *tensors[i], field, result_.description.inputs.buffers[i]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DecodePlacement(const v1::Placement& placement, std::string_view field,
+                             Destination& destination, absl::Status& unbuilt) {
+  std::string unbuilt_kind;
+  switch (placement.kind_case()) {
+    case v1::Placement::KIND_NOT_SET:
+    case v1::Placement::kInMessage: destination = Destination::kInMessage; break;
+    case v1::Placement::kValues: destination = Destination::kValues; break;
+    case v1::Placement::kResident:
+      unbuilt_kind = absl::StrCat(View(field), ".resident");
+      ATTND_RETURN_IF_ERROR(CheckLease(placement.resident(), unbuilt_kind));
+      break;
+    case v1::Placement::kSharedMemory:
+      unbuilt_kind = absl::StrCat(View(field), ".shared_memory");
+      ATTND_RETURN_IF_ERROR(CheckRange(placement.shared_memory(), unbuilt_kind));
+      break;
+  }
+  if (!unbuilt_kind.empty() && unbuilt.ok()) {
+    unbuilt = UnimplementedField(reason::kNotBuilt, unbuilt_kind,
+                                 "is not built yet; in_message and values are");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<DecodedForward> DecodeForward(const v1::ForwardRequest& request) {
+  DecodedForward result;
+  ATTND_RETURN_IF_ERROR(Decoder(Sources::kRequired, result).Decode(request));
+  ATTND_RETURN_IF_ERROR(
+      DecodePlacement(request.out_placement(), "out_placement", result.out, result.unbuilt));
+  if (request.has_lse_placement() && !request.return_lse()) {
+    return InvalidField(reason::kMisplacedField, "lse_placement", "is set, but return_lse is not");
+  }
+  ATTND_RETURN_IF_ERROR(
+      DecodePlacement(request.lse_placement(), "lse_placement", result.lse, result.unbuilt));
+  if (request.has_retain_for_backward()) {
+    ATTND_RETURN_IF_ERROR(CheckLease(request.retain_for_backward(), "retain_for_backward"));
+    if (result.unbuilt.ok()) {
+      result.unbuilt =
+          UnimplementedField(reason::kNotBuilt, "retain_for_backward", "is not built yet");
+    }
+  }
+  return result;
+}
+
+absl::StatusOr<DecodedForward> DecodePlan(const v1::PlanRequest& request) {
+  DecodedForward result;
+  ATTND_RETURN_IF_ERROR(Decoder(Sources::kForbidden, result).Decode(request));
+  if (request.backward()) {
+    result.unbuilt = UnimplementedField(reason::kNotBuilt, "backward",
+                                        "is not built yet; only forward calls can be planned");
+  }
+  return result;
+}
+
+absl::Status FillInputs(const v1::ForwardRequest& request, PreparedForward& prepared) {
+  const auto tensors = TensorsOf(request.inputs());
+  for (int i = 0; i < kNumInputBuffers; ++i) {
+    if (tensors[i] == nullptr) continue;
+    FillTensor(*tensors[i], prepared.problem().dtype, prepared.input(static_cast<Buffer>(i)));
+  }
+  ATTND_RETURN_IF_ERROR(FillInt32(request.sequences().page_table_k(), "sequences.page_table_k",
+                                  prepared.page_table_k()));
+  return FillInt32(request.sequences().page_table_v(), "sequences.page_table_v",
+                   prepared.page_table_v());
+}
+
+absl::Status CheckDestinations(const DecodedForward& decoded, const AttentionProblem& problem) {
+  auto check_values = [](Destination destination, const TensorDesc& desc,
+                         std::string_view field) -> absl::Status {
+    const int64_t elements = *NumElements(desc.shape);
+    if (destination != Destination::kValues || elements <= kMaxValues) return absl::OkStatus();
+    return InvalidField(reason::kSizeMismatch, field,
+                        absl::StrCat("holds at most ", kMaxValues, " elements, but the output is ",
+                                     ShapeString(desc.shape)));
+  };
+  ATTND_RETURN_IF_ERROR(check_values(decoded.out, problem.out_desc, "out_placement.values"));
+  int64_t bytes = *NumBytes(problem.out_desc);
+  if (decoded.description.return_lse) {
+    ATTND_RETURN_IF_ERROR(check_values(decoded.lse, problem.lse_desc, "lse_placement.values"));
+    if (__builtin_add_overflow(bytes, *NumBytes(problem.lse_desc), &bytes)) bytes = INT64_MAX;
+  }
+  constexpr int64_t kMostMessageBytes = std::numeric_limits<int32_t>::max();
+  constexpr int64_t kMostMetadataBytes = 4096;
+  if (bytes <= kMostMessageBytes - kMostMetadataBytes) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kMessageTooLarge, "out_placement",
+                   absl::StrCat("out_placement is in_message, but the outputs need ", bytes,
+                                " bytes and a message holds ", kMostMessageBytes));
+}
+
+}  // namespace attnd::wire

@@ -1,0 +1,19 @@
+// From the engine's results to protos. Output tensors are not copied: the reply's slices point into
+// the pool's blocks and give them back when they have been sent.
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include "attnd/v1/attention.pb.h"
+#include "engine/engine.h"
+#include "server/wire/decode.h"
+
+namespace attnd::wire {
+
+// A serialized ForwardResponse.
+grpc::ByteBuffer EncodeForward(const DecodedForward& decoded, ForwardResult result);
+
+// `unbuilt`: DecodedForward::unbuilt, which makes a plan unsupported.
+v1::PlanResponse EncodePlan(const PlanReport& report, const absl::Status& unbuilt);
+
+}  // namespace attnd::wire
