@@ -1,7 +1,6 @@
-// The part of TOML that a file of settings needs: `key = value` and comments at the top level,
-// where a value is a string on one line, a number, a boolean, or an array of those (which may span
-// lines). Anything else (sections, dotted keys, inline tables, dates) is refused, as is a key
-// given twice, with the line at fault: a setting is never ignored or misread silently.
+// A file of settings: TOML with `key = value` at the top level, where a value is a string, a
+// number, a boolean or an array of those. Sections and nested values are refused: a setting is
+// never ignored.
 #pragma once
 
 #include <string>
@@ -14,7 +13,7 @@ namespace attnd {
 struct ConfigFileEntry {
   std::string key;
   int line = 0;                     // Counted from 1.
-  std::vector<std::string> values;  // One, unless an array. Strings without quotes and escapes.
+  std::vector<std::string> values;  // One, unless an array.
 };
 
 // Entries in the order of the file. INVALID_ARGUMENT: "<name>:<line>: what is wrong". `name` is the

@@ -12,6 +12,7 @@ namespace attnd {
 namespace {
 
 constexpr int64_t kSmallestBlock = 4096;
+constexpr int64_t kAlignment = 64;
 constexpr absl::Duration kRetryAfter = absl::Milliseconds(50);
 
 // Rounds up to an eighth of the power of two below, so that a freed block fits the next request of
@@ -50,8 +51,11 @@ MemoryPool::MemoryPool(int64_t capacity_bytes, std::string flag)
 absl::StatusOr<PoolBuffer> MemoryPool::Allocate(int64_t bytes) {
   if (bytes == 0) return PoolBuffer();
   std::lock_guard lock(mutex_);
-  const int64_t block = bytes > capacity_ ? bytes : BlockBytes(bytes);
   const int64_t have = capacity_ - stats_.in_use_bytes;
+  // Near the cap a block is as tight as its alignment allows.
+  int64_t block = bytes > have ? bytes : BlockBytes(bytes);
+  if (block > have) block = std::min(have, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  block = std::max(block, bytes);
   std::byte* data = nullptr;
   if (block <= have) {
     Trim(std::min(CachedBytes(), have - block));

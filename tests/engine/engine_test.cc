@@ -1,0 +1,189 @@
+// The engine as the server uses it: check, prepare, fill, submit, drain.
+
+#include "engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <future>
+#include <random>
+
+#include "absl/time/clock.h"
+#include "engine/core/status.h"
+#include "engine/cpu/reference_attention.h"
+
+namespace attnd {
+namespace {
+
+ForwardDescription Bs3hd(int64_t s) {
+  ForwardDescription d;
+  d.spec.layout = Layout::kBs3hd;
+  d.spec.dtype = DType::kFloat32;
+  d.inputs.buffers[static_cast<int>(Buffer::kQkv)] = TensorDesc{DType::kFloat32, {2, s, 3, 2, 8}};
+  d.return_lse = true;
+  return d;
+}
+
+ForwardDescription Paged() {
+  ForwardDescription d;
+  d.spec.layout = Layout::kPagedKvThdBshdBshd;
+  d.spec.dtype = DType::kFloat32;
+  d.inputs.buffers[static_cast<int>(Buffer::kQ)] = TensorDesc{DType::kFloat32, {1, 2, 8}};
+  d.inputs.buffers[static_cast<int>(Buffer::kK)] = TensorDesc{DType::kFloat32, {3, 4, 1, 8}};
+  d.inputs.buffers[static_cast<int>(Buffer::kV)] = TensorDesc{DType::kFloat32, {3, 4, 1, 8}};
+  d.sequences.cu_seqlens_q = {0, 1};
+  d.sequences.cu_seqlens_kv = {0, 6};
+  d.sequences.page_table_k = TensorDesc{DType::kInt32, {1, 2}};
+  d.sequences.page_table_v = TensorDesc{DType::kInt32, {1, 2}};
+  return d;
+}
+
+class EngineTest : public ::testing::Test {
+ protected:
+  PreparedForward Prepare(const ForwardDescription& d) {
+    absl::StatusOr<AttentionProblem> problem = engine_.Check(d);
+    EXPECT_TRUE(problem.ok()) << problem.status();
+    absl::StatusOr<PreparedForward> prepared = engine_.Prepare(*std::move(problem), d.return_lse);
+    EXPECT_TRUE(prepared.ok()) << prepared.status();
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    for (int i = 0; i < kNumInputBuffers; ++i) {
+      const auto bytes = prepared->input(static_cast<Buffer>(i));
+      auto* values = reinterpret_cast<float*>(bytes.data());
+      for (size_t j = 0; j < bytes.size() / 4; ++j) values[j] = normal(random);
+    }
+    return *std::move(prepared);
+  }
+
+  absl::StatusOr<ForwardResult> Run(PreparedForward prepared, RequestContext context = {}) {
+    std::promise<absl::StatusOr<ForwardResult>> promise;
+    auto future = promise.get_future();
+    engine_.Submit(std::move(prepared), std::move(context),
+                   [&](absl::StatusOr<ForwardResult> r) { promise.set_value(std::move(r)); });
+    return future.get();
+  }
+
+  Engine engine_{{.threads = 2, .host_pool_bytes = 64 << 20, .queue_bytes = 32 << 20}};
+};
+
+TEST_F(EngineTest, ForwardEqualsTheReferenceLoop) {
+  const ForwardDescription d = Bs3hd(33);
+  PreparedForward prepared = Prepare(d);
+  const AttentionProblem problem = prepared.problem();
+  std::vector<std::byte> qkv(prepared.input(Buffer::kQkv).begin(),
+                             prepared.input(Buffer::kQkv).end());
+  absl::StatusOr<ForwardResult> result = Run(std::move(prepared));
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->out_desc.shape, (std::vector<int64_t>{2, 33, 2, 8}));
+  EXPECT_EQ(result->lse_desc.shape, (std::vector<int64_t>{2, 2, 33}));
+
+  std::vector<float> out(2 * 33 * 2 * 8), lse(2 * 2 * 33);
+  ForwardBuffers buffers;
+  buffers.inputs[static_cast<int>(Buffer::kQkv)] = qkv.data();
+  buffers.out = reinterpret_cast<std::byte*>(out.data());
+  buffers.lse = lse.data();
+  ASSERT_TRUE(ReferenceForward(problem, buffers).ok());
+  const auto* got = reinterpret_cast<const float*>(result->out.data());
+  for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(got[i], out[i], 1e-5) << i;
+  const auto* got_lse = reinterpret_cast<const float*>(result->lse.data());
+  for (size_t i = 0; i < lse.size(); ++i) ASSERT_NEAR(got_lse[i], lse[i], 1e-5) << i;
+}
+
+TEST_F(EngineTest, MemoryGoesBackToThePool) {
+  { auto result = Run(Prepare(Bs3hd(16))); }
+  EXPECT_EQ(engine_.host_pool().stats().in_use_bytes, 0);
+  EXPECT_GT(engine_.host_pool().stats().high_water_bytes, 0);
+}
+
+TEST_F(EngineTest, APageOutsideThePoolIsRefusedBeforeAnythingRuns) {
+  for (int32_t bad : {-1, 3}) {
+    for (bool in_v : {false, true}) {
+      PreparedForward prepared = Prepare(Paged());
+      for (auto table : {prepared.page_table_k(), prepared.page_table_v()}) {
+        table[0] = 2;
+        table[1] = 0;
+      }
+      (in_v ? prepared.page_table_v() : prepared.page_table_k())[1] = bad;
+      const absl::Status status = Run(std::move(prepared)).status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(ErrorField(status), in_v ? "sequences.page_table_v" : "sequences.page_table_k");
+    }
+  }
+}
+
+TEST_F(EngineTest, EntriesPastASequenceAreNotRead) {
+  ForwardDescription d = Paged();
+  d.sequences.cu_seqlens_kv = {0, 4};
+  PreparedForward prepared = Prepare(d);
+  for (auto table : {prepared.page_table_k(), prepared.page_table_v()}) {
+    table[0] = 2;
+    table[1] = -7;
+  }
+  EXPECT_TRUE(Run(std::move(prepared)).ok());
+}
+
+TEST_F(EngineTest, DeadAndCancelledRequestsDoNotRun) {
+  EXPECT_EQ(Run(Prepare(Bs3hd(4)), {.deadline = absl::Now() - absl::Seconds(1)}).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  auto token = std::make_shared<CancellationToken>();
+  token->Cancel();
+  EXPECT_EQ(Run(Prepare(Bs3hd(4)), {.cancellation = token}).status().code(),
+            absl::StatusCode::kCancelled);
+  EXPECT_EQ(engine_.host_pool().stats().in_use_bytes, 0);
+}
+
+TEST_F(EngineTest, ThePoolRefusesWhatItCannotHold) {
+  ForwardDescription d = Bs3hd(1 << 20);
+  const absl::Status status = engine_.Prepare(*engine_.Check(d), true).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(engine_.host_pool().stats().in_use_bytes, 0);
+}
+
+TEST_F(EngineTest, PlanAcceptsWhatForwardRuns) {
+  ForwardDescription d = Bs3hd(16);
+  absl::StatusOr<PlanReport> report = engine_.Plan(d);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_TRUE(report->support.ok());
+  EXPECT_EQ(report->backend, "cpu");
+  EXPECT_EQ(report->engine, "tiled");
+  const int64_t tensors = 2 * 16 * 3 * 2 * 8 * 4 + 2 * 16 * 2 * 8 * 4 + 2 * 2 * 16 * 4;
+  EXPECT_EQ(report->device_bytes, tensors + report->workspace_bytes);
+  EXPECT_EQ(report->problem.v.byte_offset, 2 * 2 * 8 * 4);
+}
+
+TEST_F(EngineTest, PlanSaysWhatIsNotSupported) {
+  ForwardDescription d = Bs3hd(16);
+  d.spec.softmax_kind = SoftmaxKind::kOffByOne;
+  absl::StatusOr<PlanReport> report = engine_.Plan(d);
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report->support.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(ErrorField(report->support), "spec.softmax_kind");
+  EXPECT_EQ(engine_.Prepare(*engine_.Check(d), false).status().code(),
+            absl::StatusCode::kUnimplemented);
+}
+
+// A few bytes of shape must not make the engine hold or compute much.
+TEST_F(EngineTest, PlansOfAbsurdSizesAreAnsweredWithoutMemory) {
+  ForwardDescription d;
+  d.spec.layout = Layout::kBshdBshdBshd;
+  d.spec.dtype = DType::kFloat32;
+  d.spec.batch = 1 << 20;
+  d.spec.max_seqlen_q = d.spec.max_seqlen_kv = int64_t{1} << 20;
+  d.spec.num_heads = d.spec.num_kv_heads = 1 << 10;
+  d.spec.head_dim_qk = d.spec.head_dim_v = 1 << 9;
+  EXPECT_TRUE(engine_.Plan(d).ok());
+  d.spec.max_seqlen_kv = int64_t{1} << 62;
+  EXPECT_EQ(engine_.Plan(d).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(EngineTest, ADrainedEngineRefusesWithUnavailable) {
+  PreparedForward late = Prepare(Bs3hd(4));
+  EXPECT_TRUE(Run(Prepare(Bs3hd(4))).ok());
+  engine_.Drain(absl::Now() + absl::Seconds(5));
+  engine_.Drain(absl::Now());  // Twice does no harm.
+  EXPECT_EQ(Run(std::move(late)).status().code(), absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace attnd

@@ -1,0 +1,192 @@
+// Messages to requests and results to messages, against the generated parser.
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "engine/core/layout.h"
+#include "engine/core/status.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+#include "server/wire/decode.h"
+#include "server/wire/decode_tensor.h"
+#include "server/wire/encode.h"
+#include "server/wire/message.h"
+#include "server/wire/status.h"
+
+namespace attnd::wire {
+namespace {
+
+PoolBuffer Floats(MemoryPool& pool, const std::vector<float>& values) {
+  PoolBuffer buffer = *pool.Allocate(static_cast<int64_t>(values.size() * 4));
+  std::memcpy(buffer.data(), values.data(), values.size() * 4);
+  return buffer;
+}
+
+ForwardResult TwoOutputs(MemoryPool& pool) {
+  ForwardResult result;
+  result.out_desc = {DType::kFloat32, {1, 2, 1, 2}};
+  result.lse_desc = {DType::kFloat32, {1, 1, 2}};
+  result.out = Floats(pool, {1, 2, 3, 4});
+  result.lse = Floats(pool, {5, 6});
+  result.report.backend = "cpu";
+  return result;
+}
+
+v1::ForwardResponse Decode(const grpc::ByteBuffer& bytes) {
+  v1::ForwardResponse response;
+  EXPECT_TRUE(Parse(bytes, response).ok());
+  return response;
+}
+
+TEST(Encode, OutputsTravelAsSlicesThatTheGeneratedParserReads) {
+  auto pool = MakeHostPool(1 << 20, "--pool");
+  DecodedForward decoded;
+  decoded.description.return_lse = true;
+  {
+    const v1::ForwardResponse response = Decode(EncodeForward(decoded, TwoOutputs(*pool)));
+    EXPECT_EQ(response.out().dtype(), v1::DATA_TYPE_FLOAT32);
+    EXPECT_EQ(response.out().shape_size(), 4);
+    const float out[] = {1, 2, 3, 4}, lse[] = {5, 6};
+    EXPECT_EQ(response.out().data(), std::string(reinterpret_cast<const char*>(out), sizeof(out)));
+    EXPECT_EQ(response.lse().data(), std::string(reinterpret_cast<const char*>(lse), sizeof(lse)));
+    EXPECT_EQ(response.info().backend(), "cpu");
+  }
+  EXPECT_EQ(pool->stats().in_use_bytes, 0) << "sent slices give their blocks back";
+}
+
+TEST(Encode, TheBlockStaysWhileTheReplyDoes) {
+  auto pool = MakeHostPool(1 << 20, "--pool");
+  grpc::ByteBuffer reply = EncodeForward({}, TwoOutputs(*pool));
+  EXPECT_GT(pool->stats().in_use_bytes, 0);
+  reply.Clear();
+  EXPECT_EQ(pool->stats().in_use_bytes, 0);
+}
+
+TEST(Encode, SmallOutputsMayTravelAsNumbers) {
+  auto pool = MakeHostPool(1 << 20, "--pool");
+  DecodedForward decoded;
+  decoded.out = Destination::kValues;
+  const v1::ForwardResponse response = Decode(EncodeForward(decoded, TwoOutputs(*pool)));
+  EXPECT_EQ(std::vector<float>(response.out().values().begin(), response.out().values().end()),
+            (std::vector<float>{1, 2, 3, 4}));
+  EXPECT_FALSE(response.out().has_data());
+  EXPECT_FALSE(response.has_lse());
+}
+
+TEST(Encode, LengthsOfEverySizeAreRight) {
+  auto pool = MakeHostPool(64 << 20, "--pool");
+  for (int64_t elements : {0, 1, 31, 32, 4095, 4096, 530'000, 4'200'000}) {
+    ForwardResult result;
+    result.out_desc = {DType::kFloat32, {elements}};
+    result.out = Floats(*pool, std::vector<float>(static_cast<size_t>(elements), 0.5f));
+    const v1::ForwardResponse response = Decode(EncodeForward({}, std::move(result)));
+    EXPECT_EQ(response.out().data().size(), static_cast<size_t>(elements * 4));
+  }
+}
+
+TEST(Message, BytesThatAreNoMessageAreInvalid) {
+  const grpc::Slice slice(std::string("\xff\xff\xff\xff"));
+  v1::ForwardRequest request;
+  const absl::Status status = Parse(grpc::ByteBuffer(&slice, 1), request);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ErrorReason(status), reason::kMalformedMessage);
+}
+
+absl::StatusOr<TensorDesc> DecodeOne(const v1::Tensor& tensor) {
+  absl::Status unbuilt;
+  auto desc = DecodeTensor(tensor, Sources::kRequired, "inputs.q", unbuilt);
+  return desc.ok() && !unbuilt.ok() ? unbuilt : desc;
+}
+
+v1::Tensor TwoFloats() {
+  v1::Tensor tensor;
+  tensor.set_dtype(v1::DATA_TYPE_FLOAT32);
+  tensor.add_shape(2);
+  return tensor;
+}
+
+TEST(DecodeTensor, WantsExactlyOneSourceOfTheRightSize) {
+  v1::Tensor tensor = TwoFloats();
+  EXPECT_EQ(ErrorField(DecodeOne(tensor).status()), "inputs.q");
+  tensor.set_data(std::string(7, 'x'));
+  EXPECT_EQ(ErrorField(DecodeOne(tensor).status()), "inputs.q.data");
+  tensor.set_data(std::string(8, 'x'));
+  EXPECT_TRUE(DecodeOne(tensor).ok());
+  tensor.add_values(1);
+  EXPECT_EQ(ErrorReason(DecodeOne(tensor).status()), reason::kMisplacedField);
+  tensor.clear_data();
+  EXPECT_EQ(ErrorField(DecodeOne(tensor).status()), "inputs.q.values");
+  tensor.add_values(2);
+  EXPECT_TRUE(DecodeOne(tensor).ok());
+}
+
+TEST(DecodeTensor, AnEmptyTensorNeedsNoSource) {
+  v1::Tensor tensor = TwoFloats();
+  tensor.add_shape(0);
+  EXPECT_TRUE(DecodeOne(tensor).ok());
+}
+
+TEST(DecodeTensor, SourcesThatAreNotBuiltAreNamed) {
+  v1::Tensor tensor = TwoFloats();
+  tensor.mutable_handle()->set_id("x");
+  const absl::Status status = DecodeOne(tensor).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(ErrorField(status), "inputs.q.handle");
+}
+
+TEST(DecodeTensor, ValuesAreConverted) {
+  v1::Tensor tensor;
+  for (float value : {1.0f, -2.5f, 65504.0f}) tensor.add_values(value);
+  std::array<uint16_t, 3> half{};
+  FillTensor(tensor, DType::kFloat16, std::as_writable_bytes(std::span(half)));
+  EXPECT_EQ(half, (std::array<uint16_t, 3>{0x3c00, 0xc100, 0x7bff}));
+}
+
+TEST(DecodeTensor, PageNumbersAreIntegers) {
+  v1::Tensor tensor;
+  std::array<int32_t, 1> page{};
+  tensor.add_values(3);
+  EXPECT_TRUE(FillInt32(tensor, "t", page).ok());
+  EXPECT_EQ(page[0], 3);
+  for (float bad : {0.5f, 3e9f, NAN, INFINITY}) {
+    tensor.set_values(0, bad);
+    EXPECT_EQ(FillInt32(tensor, "t", page).code(), absl::StatusCode::kInvalidArgument) << bad;
+  }
+}
+
+TEST(Status, CarriesReasonFieldAndRetryHint) {
+  const absl::Status error =
+      WithRetryAfter(MakeError(absl::StatusCode::kResourceExhausted, reason::kQueueFull, "spec.x",
+                               "spec.x is bad"),
+                     absl::Milliseconds(1500));
+  const grpc::Status status = ToGrpc(error);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  google::rpc::Status details;
+  ASSERT_TRUE(details.ParseFromString(status.error_details()));
+  EXPECT_EQ(details.code(), 8);
+  ASSERT_EQ(details.details_size(), 3);
+  google::rpc::BadRequest bad;
+  google::rpc::ErrorInfo info;
+  google::rpc::RetryInfo retry;
+  ASSERT_TRUE(details.details(0).UnpackTo(&bad));
+  ASSERT_TRUE(details.details(1).UnpackTo(&info));
+  ASSERT_TRUE(details.details(2).UnpackTo(&retry));
+  EXPECT_EQ(bad.field_violations(0).field(), "spec.x");
+  EXPECT_EQ(info.reason(), "QUEUE_FULL");
+  EXPECT_EQ(info.domain(), "attnd");
+  EXPECT_EQ(retry.retry_delay().seconds(), 1);
+  EXPECT_EQ(retry.retry_delay().nanos(), 500'000'000);
+}
+
+TEST(Status, LongSentencesAreCutBetweenCharacters) {
+  std::string sentence;
+  while (sentence.size() < 5000) sentence += "\xc3\xa4";
+  const grpc::Status status = ToGrpc(InvalidField(reason::kInvalidField, "f", sentence));
+  EXPECT_LT(status.error_message().size(), 1100u);
+  google::rpc::Status details;
+  EXPECT_TRUE(details.ParseFromString(status.error_details()));
+}
+
+}  // namespace
+}  // namespace attnd::wire
