@@ -1,6 +1,8 @@
 #include "server/server.h"
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <google/protobuf/stubs/logging.h>
+#include <grpc/support/log.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -110,6 +112,16 @@ void SetChannelArguments(const Config& config, grpc::ServerBuilder& builder) {
   }
 }
 
+// The libraries' messages become lines of our log, or nothing: what a client sent is its own error.
+void RedirectLibraryLogs() {
+  google::protobuf::SetLogHandler(nullptr);
+  gpr_set_log_function([](gpr_log_func_args* args) {
+    const bool error = args->severity == GPR_LOG_SEVERITY_ERROR;
+    Log(error ? LogLevel::kWarning : LogLevel::kDebug, "grpc",
+        {{"message", args->message}, {"file", args->file}, {"line", args->line}});
+  });
+}
+
 class GrpcServer final : public Server {
  public:
   explicit GrpcServer(const Config& config)
@@ -207,6 +219,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config) {
   if (config.backend == BackendChoice::kCuda) {
     return absl::InvalidArgumentError("--backend=cuda is not built yet; auto and cpu are");
   }
+  RedirectLibraryLogs();
   auto server = std::make_unique<GrpcServer>(config);
   ATTND_RETURN_IF_ERROR(server->Listen());
   return server;

@@ -148,6 +148,10 @@ absl::Status CheckSpecScalars(const AttentionSpec& spec) {
   if (spec.dtype == DType::kUnspecified) {
     return InvalidField(reason::kMissingField, "spec.dtype", "is required");
   }
+  if (SizeOf(spec.dtype) == 0) {
+    return InvalidField(reason::kUnknownEnumValue, "spec.dtype",
+                        absl::StrCat("has the unknown value ", static_cast<int>(spec.dtype)));
+  }
   if (spec.dtype == DType::kInt32) {
     return InvalidField(reason::kInvalidField, "spec.dtype",
                         "is INT32; attention needs a floating point type");

@@ -207,8 +207,8 @@ bool EveryRowIsUsed(const AttentionProblem& p, const Sizes& sizes) {
   for (const SequenceExtent& s : p.sequences) {
     if (!p.q_is_thd && s.q_len != p.max_seqlen_q) return false;
     if (!p.kv_is_thd && s.kv_len != p.max_seqlen_kv) return false;
-    q += s.q_len;
-    kv += s.kv_len;
+    if (p.q_is_thd) q += s.q_len;
+    if (p.kv_is_thd) kv += s.kv_len;
   }
   return (!p.q_is_thd || q == *sizes.t_q.value) && (!p.kv_is_thd || kv == *sizes.t_kv.value);
 }

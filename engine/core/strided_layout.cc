@@ -42,6 +42,10 @@ absl::Status CheckRequiredSpec(const AttentionSpec& spec) {
 }
 
 absl::Status CheckView(const RequestedView& view, int which, DType dtype) {
+  if (static_cast<int>(view.buffer) >= kNumInputBuffers) {
+    return InvalidField(reason::kInvalidField, Sub(which, "buffer"),
+                        absl::StrCat("is ", View(Name(view.buffer)), ", which is no input"));
+  }
   const size_t rank = view.strides.size();
   if (rank != 3 && rank != 4) {
     return InvalidField(reason::kInvalidField, Sub(which, "strides"),

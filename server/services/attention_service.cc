@@ -41,15 +41,16 @@ class ForwardCall final : public grpc::ServerUnaryReactor {
   // Checks in the contract's order: contradictions, then what is not built, then memory.
   absl::StatusOr<PreparedForward> Prepare(Engine& engine, const grpc::ByteBuffer& bytes) {
     v1::ForwardRequest request;
-    ATTND_RETURN_IF_ERROR(wire::Parse(bytes, request));
-    ATTND_ASSIGN_OR_RETURN(decoded_, wire::DecodeForward(request));
+    wire::TensorBytes tensors;
+    ATTND_RETURN_IF_ERROR(tensors.Parse(bytes, request));
+    ATTND_ASSIGN_OR_RETURN(decoded_, wire::DecodeForward(request, tensors));
     ATTND_ASSIGN_OR_RETURN(AttentionProblem problem, engine.Check(decoded_.description));
     ATTND_RETURN_IF_ERROR(decoded_.unbuilt);
     ATTND_RETURN_IF_ERROR(wire::CheckDestinations(decoded_, problem));
     ATTND_ASSIGN_OR_RETURN(PreparedForward prepared,
                            engine.Prepare(std::move(problem), decoded_.description.return_lse));
     const absl::Time start = absl::Now();
-    ATTND_RETURN_IF_ERROR(wire::FillInputs(request, prepared));
+    ATTND_RETURN_IF_ERROR(wire::FillInputs(request, tensors, prepared));
     prepared.set_copy_in(absl::Now() - start);
     return prepared;
   }

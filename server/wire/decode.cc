@@ -19,7 +19,8 @@ std::optional<Buffer> BufferNamed(std::string_view name) {
 // Decodes the fields that Forward and Plan share.
 class Decoder {
  public:
-  Decoder(Sources sources, DecodedForward& result) : sources_(sources), result_(result) {}
+  // `bytes` is null for a plan, whose tensors have no sources.
+  Decoder(const TensorBytes* bytes, DecodedForward& result) : bytes_(bytes), result_(result) {}
 
   template <typename Request>
   absl::Status Decode(const Request& request) {
@@ -47,7 +48,7 @@ class Decoder {
   absl::Status DecodeOptional(bool is_set, const v1::Tensor& tensor, std::string_view field,
                               std::optional<TensorDesc>& target);
 
-  const Sources sources_;
+  const TensorBytes* const bytes_;
   DecodedForward& result_;
 };
 
@@ -135,7 +136,7 @@ absl::Status Decoder::DecodeSequences(const v1::Sequences& proto, Sequences& seq
 absl::Status Decoder::DecodeOptional(bool is_set, const v1::Tensor& tensor, std::string_view field,
                                      std::optional<TensorDesc>& target) {
   if (!is_set) return absl::OkStatus();
-  ATTND_ASSIGN_OR_RETURN(target, DecodeTensor(tensor, sources_, field, result_.unbuilt));
+  ATTND_ASSIGN_OR_RETURN(target, DecodeTensor(tensor, bytes_, field, result_.unbuilt));
   return absl::OkStatus();
 }
 
@@ -182,9 +183,10 @@ absl::Status DecodePlacement(const v1::Placement& placement, std::string_view fi
 
 }  // namespace
 
-absl::StatusOr<DecodedForward> DecodeForward(const v1::ForwardRequest& request) {
+absl::StatusOr<DecodedForward> DecodeForward(const v1::ForwardRequest& request,
+                                             const TensorBytes& bytes) {
   DecodedForward result;
-  ATTND_RETURN_IF_ERROR(Decoder(Sources::kRequired, result).Decode(request));
+  ATTND_RETURN_IF_ERROR(Decoder(&bytes, result).Decode(request));
   ATTND_RETURN_IF_ERROR(
       DecodePlacement(request.out_placement(), "out_placement", result.out, result.unbuilt));
   if (request.has_lse_placement() && !request.return_lse()) {
@@ -204,7 +206,7 @@ absl::StatusOr<DecodedForward> DecodeForward(const v1::ForwardRequest& request) 
 
 absl::StatusOr<DecodedForward> DecodePlan(const v1::PlanRequest& request) {
   DecodedForward result;
-  ATTND_RETURN_IF_ERROR(Decoder(Sources::kForbidden, result).Decode(request));
+  ATTND_RETURN_IF_ERROR(Decoder(nullptr, result).Decode(request));
   if (request.backward()) {
     result.unbuilt = UnimplementedField(reason::kNotBuilt, "backward",
                                         "is not built yet; only forward calls can be planned");
@@ -212,15 +214,17 @@ absl::StatusOr<DecodedForward> DecodePlan(const v1::PlanRequest& request) {
   return result;
 }
 
-absl::Status FillInputs(const v1::ForwardRequest& request, PreparedForward& prepared) {
+absl::Status FillInputs(const v1::ForwardRequest& request, const TensorBytes& bytes,
+                        PreparedForward& prepared) {
   const auto tensors = TensorsOf(request.inputs());
   for (int i = 0; i < kNumInputBuffers; ++i) {
     if (tensors[i] == nullptr) continue;
-    FillTensor(*tensors[i], prepared.problem().dtype, prepared.input(static_cast<Buffer>(i)));
+    FillTensor(*tensors[i], bytes, prepared.problem().dtype,
+               prepared.input(static_cast<Buffer>(i)));
   }
-  ATTND_RETURN_IF_ERROR(FillInt32(request.sequences().page_table_k(), "sequences.page_table_k",
-                                  prepared.page_table_k()));
-  return FillInt32(request.sequences().page_table_v(), "sequences.page_table_v",
+  ATTND_RETURN_IF_ERROR(FillInt32(request.sequences().page_table_k(), bytes,
+                                  "sequences.page_table_k", prepared.page_table_k()));
+  return FillInt32(request.sequences().page_table_v(), bytes, "sequences.page_table_v",
                    prepared.page_table_v());
 }
 

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "attnd/v1/attention.pb.h"
 #include "engine/engine.h"
+#include "server/wire/tensor_bytes.h"
 
 namespace attnd::wire {
 
@@ -27,16 +28,18 @@ struct DecodedForward {
   absl::Status unbuilt;
 };
 
-// INVALID_ARGUMENT for unknown enum values, tensors without exactly one source or of the wrong
-// size, and misplaced fields.
-absl::StatusOr<DecodedForward> DecodeForward(const v1::ForwardRequest& request);
+// `bytes` holds the data of the request's tensors. INVALID_ARGUMENT for unknown enum values,
+// tensors without exactly one source or of the wrong size, and misplaced fields.
+absl::StatusOr<DecodedForward> DecodeForward(const v1::ForwardRequest& request,
+                                             const TensorBytes& bytes);
 
 // The same for a request whose tensors have no source. Placements keep their defaults.
 absl::StatusOr<DecodedForward> DecodePlan(const v1::PlanRequest& request);
 
 // Copies the tensors of a request that DecodeForward accepted into the memory prepared for it.
 // INVALID_ARGUMENT for page numbers that are no integers.
-absl::Status FillInputs(const v1::ForwardRequest& request, PreparedForward& prepared);
+absl::Status FillInputs(const v1::ForwardRequest& request, const TensorBytes& bytes,
+                        PreparedForward& prepared);
 
 // INVALID_ARGUMENT or RESOURCE_EXHAUSTED where the outputs do not fit where they are to go.
 absl::Status CheckDestinations(const DecodedForward& decoded, const AttentionProblem& problem);

@@ -1,7 +1,6 @@
 #include "server/wire/decode_tensor.h"
 
 #include <cmath>
-#include <cstring>
 #include <string>
 
 #include "engine/core/dtype.h"
@@ -40,7 +39,7 @@ absl::StatusOr<std::string_view> FindSource(const v1::Tensor& tensor, std::strin
   return found;
 }
 
-absl::Status CheckSourceSize(const v1::Tensor& tensor, const TensorDesc& desc,
+absl::Status CheckSourceSize(const v1::Tensor& tensor, int64_t data_bytes, const TensorDesc& desc,
                              std::string_view source, std::string_view field) {
   const std::optional<int64_t> bytes = NumBytes(desc);
   // A description without a size is wrong, and the resolver says how.
@@ -59,8 +58,7 @@ absl::Status CheckSourceSize(const v1::Tensor& tensor, const TensorDesc& desc,
                      View(Name(desc.dtype)), " needs ", want));
   };
   if (source == "data") {
-    const auto have = static_cast<int64_t>(tensor.data().size());
-    if (have != *bytes) return mismatch(have, *bytes, "bytes");
+    if (data_bytes != *bytes) return mismatch(data_bytes, *bytes, "bytes");
   } else if (source == "values") {
     if (tensor.values_size() > kMaxValues) {
       return InvalidField(reason::kSizeMismatch, Sub(field, source),
@@ -99,14 +97,14 @@ absl::Status CheckRange(const v1::SharedMemoryRange& range, std::string_view fie
   return absl::OkStatus();
 }
 
-absl::StatusOr<TensorDesc> DecodeTensor(const v1::Tensor& tensor, Sources sources,
+absl::StatusOr<TensorDesc> DecodeTensor(const v1::Tensor& tensor, const TensorBytes* bytes,
                                         std::string_view field, absl::Status& unbuilt) {
   TensorDesc desc;
   ATTND_RETURN_IF_ERROR(
       DecodeEnum(tensor.dtype(), v1::DataType_IsValid, Sub(field, "dtype"), desc.dtype));
   desc.shape.assign(tensor.shape().begin(), tensor.shape().end());
   ATTND_ASSIGN_OR_RETURN(const std::string_view source, FindSource(tensor, field));
-  if (sources == Sources::kForbidden) {
+  if (bytes == nullptr) {
     if (source.empty()) return desc;
     return InvalidField(reason::kMisplacedField, Sub(field, source),
                         "is set, but a plan takes shapes and no tensors");
@@ -114,25 +112,23 @@ absl::StatusOr<TensorDesc> DecodeTensor(const v1::Tensor& tensor, Sources source
   if (tensor.has_shared_memory()) {
     ATTND_RETURN_IF_ERROR(CheckRange(tensor.shared_memory(), Sub(field, "shared_memory")));
   }
-  ATTND_RETURN_IF_ERROR(CheckSourceSize(tensor, desc, source, field));
+  ATTND_RETURN_IF_ERROR(CheckSourceSize(tensor, bytes->SizeOf(tensor), desc, source, field));
   if (source == "handle" || source == "shared_memory") NoteUnbuilt(Sub(field, source), unbuilt);
   return desc;
 }
 
-void FillTensor(const v1::Tensor& tensor, DType dtype, std::span<std::byte> target) {
-  if (tensor.has_data()) {
-    if (!target.empty()) std::memcpy(target.data(), tensor.data().data(), target.size());
-    return;
-  }
+void FillTensor(const v1::Tensor& tensor, const TensorBytes& bytes, DType dtype,
+                std::span<std::byte> target) {
+  if (tensor.has_data()) return bytes.CopyTo(tensor, target);
   for (int i = 0; i < tensor.values_size(); ++i) {
     StoreElement(dtype, target.data(), i, tensor.values(i));
   }
 }
 
-absl::Status FillInt32(const v1::Tensor& tensor, std::string_view field,
+absl::Status FillInt32(const v1::Tensor& tensor, const TensorBytes& bytes, std::string_view field,
                        std::span<int32_t> target) {
   if (tensor.has_data()) {
-    if (!target.empty()) std::memcpy(target.data(), tensor.data().data(), target.size_bytes());
+    bytes.CopyTo(tensor, std::as_writable_bytes(target));
     return absl::OkStatus();
   }
   for (int i = 0; i < tensor.values_size(); ++i) {

@@ -13,6 +13,7 @@
 #include "attnd/v1/types.pb.h"
 #include "engine/core/status.h"
 #include "engine/core/tensor_view.h"
+#include "server/wire/tensor_bytes.h"
 
 namespace attnd::wire {
 
@@ -36,18 +37,18 @@ absl::Status CheckLease(const v1::Lease& lease, std::string_view field);
 
 absl::Status CheckRange(const v1::SharedMemoryRange& range, std::string_view field);
 
-// Whether a message's tensors must have sources (a request) or must not (a plan).
-enum class Sources { kRequired, kForbidden };
-
-// dtype and shape, after its sources were checked against them. `unbuilt` is set, if it was OK, to
+// dtype and shape, after its sources were checked against them. `bytes` holds the message's data;
+// null: a plan, whose tensors must not have sources. `unbuilt` is set, if it was OK, to
 // UNIMPLEMENTED for a source that is not built.
-absl::StatusOr<TensorDesc> DecodeTensor(const v1::Tensor& tensor, Sources sources,
+absl::StatusOr<TensorDesc> DecodeTensor(const v1::Tensor& tensor, const TensorBytes* bytes,
                                         std::string_view field, absl::Status& unbuilt);
 
 // The elements as bytes, of the description's size: data as it is, values converted.
-void FillTensor(const v1::Tensor& tensor, DType dtype, std::span<std::byte> target);
+void FillTensor(const v1::Tensor& tensor, const TensorBytes& bytes, DType dtype,
+                std::span<std::byte> target);
 
 // INT32 elements. INVALID_ARGUMENT for values that are no integers of 32 bits.
-absl::Status FillInt32(const v1::Tensor& tensor, std::string_view field, std::span<int32_t> target);
+absl::Status FillInt32(const v1::Tensor& tensor, const TensorBytes& bytes, std::string_view field,
+                       std::span<int32_t> target);
 
 }  // namespace attnd::wire

@@ -93,9 +93,24 @@ TEST(Message, BytesThatAreNoMessageAreInvalid) {
   EXPECT_EQ(ErrorReason(status), reason::kMalformedMessage);
 }
 
+// A tensor as it arrives: inside a request, from bytes.
+struct Received {
+  explicit Received(const v1::Tensor& tensor) {
+    *request.mutable_inputs()->mutable_q() = tensor;
+    const grpc::ByteBuffer buffer = Serialize(request);
+    request.Clear();
+    EXPECT_TRUE(bytes.Parse(buffer, request).ok());
+  }
+  const v1::Tensor& tensor() const { return request.inputs().q(); }
+
+  v1::ForwardRequest request;
+  TensorBytes bytes;
+};
+
 absl::StatusOr<TensorDesc> DecodeOne(const v1::Tensor& tensor) {
+  const Received received(tensor);
   absl::Status unbuilt;
-  auto desc = DecodeTensor(tensor, Sources::kRequired, "inputs.q", unbuilt);
+  auto desc = DecodeTensor(received.tensor(), &received.bytes, "inputs.q", unbuilt);
   return desc.ok() && !unbuilt.ok() ? unbuilt : desc;
 }
 
@@ -139,19 +154,31 @@ TEST(DecodeTensor, ValuesAreConverted) {
   v1::Tensor tensor;
   for (float value : {1.0f, -2.5f, 65504.0f}) tensor.add_values(value);
   std::array<uint16_t, 3> half{};
-  FillTensor(tensor, DType::kFloat16, std::as_writable_bytes(std::span(half)));
+  FillTensor(tensor, TensorBytes(), DType::kFloat16, std::as_writable_bytes(std::span(half)));
   EXPECT_EQ(half, (std::array<uint16_t, 3>{0x3c00, 0xc100, 0x7bff}));
+}
+
+TEST(DecodeTensor, DataIsCopiedAsItIs) {
+  v1::Tensor tensor = TwoFloats();
+  tensor.set_data("12345678");
+  const Received received(tensor);
+  std::string copy(8, '\0');
+  FillTensor(received.tensor(), received.bytes, DType::kFloat32,
+             std::as_writable_bytes(std::span(copy)));
+  EXPECT_EQ(copy, "12345678");
 }
 
 TEST(DecodeTensor, PageNumbersAreIntegers) {
   v1::Tensor tensor;
   std::array<int32_t, 1> page{};
   tensor.add_values(3);
-  EXPECT_TRUE(FillInt32(tensor, "t", page).ok());
+  EXPECT_TRUE(FillInt32(tensor, TensorBytes(), "t", page).ok());
   EXPECT_EQ(page[0], 3);
   for (float bad : {0.5f, 3e9f, NAN, INFINITY}) {
     tensor.set_values(0, bad);
-    EXPECT_EQ(FillInt32(tensor, "t", page).code(), absl::StatusCode::kInvalidArgument) << bad;
+    EXPECT_EQ(FillInt32(tensor, TensorBytes(), "t", page).code(),
+              absl::StatusCode::kInvalidArgument)
+        << bad;
   }
 }
 
