@@ -1,0 +1,219 @@
+"""The arguments of forward and plan, and the one place that turns them into messages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from attnd import tensors
+from attnd.v1 import types_pb2
+
+# An array, or for plan its shape.
+Buffer = NDArray | tuple[int, ...]
+
+_BUFFER_NAMES = ("qkv", "q", "kv", "k", "v")
+_SIZE_NAMES = (
+    "batch",
+    "max_seqlen_q",
+    "max_seqlen_kv",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim_qk",
+    "head_dim_v",
+    "page_size",
+)
+_LENGTH_NAMES = (
+    "cu_seqlens_q",
+    "cu_seqlens_kv",
+    "cu_seqlens_q_padded",
+    "cu_seqlens_kv_padded",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """Where a tensor lies in a buffer.
+
+    Attributes:
+      buffer: name of the buffer: "qkv", "q", "kv", "k" or "v" ("out" in a plan).
+      byte_offset: position of the first element, in bytes.
+      strides: in elements, (batch, seq, head, dim); given for a THD side, (seq, head, dim).
+    """
+
+    buffer: str
+    byte_offset: int
+    strides: tuple[int, ...]
+
+
+class AttentionArguments(TypedDict, total=False):
+    """Keyword arguments of Client.forward and Client.plan; all are optional where not said.
+
+    Buffers are float32, float16 or ml_dtypes.bfloat16 arrays of one dtype, in the shapes that the
+    layout names (b batch, s lengths, t tokens, h query heads, g KV heads, d head dims). plan takes
+    shapes (tuples) too, and then needs dtype; or no buffers at all, and then needs the sizes.
+
+    qkv: the buffer of layouts with a 3: BS3HD [b, s, 3, h, d], T3HD [t, 3, h, d], ...
+    q, kv: layouts with a 2: BSHD_BS2HD [b, s_q, h, d] and [b, s_kv, 2, g, d], ...
+    q, k, v: all others: THD_THD_THD [t_q, h, d_qk], [t_kv, g, d_qk] and [t_kv, g, d_v], ...
+    dtype: default: that of the buffers.
+    cu_seqlens_q, cu_seqlens_kv: integers [b + 1] from 0; sequence i has cu[i + 1] - cu[i] rows.
+      Required for THD and paged layouts; in others absent means that all rows count.
+    cu_seqlens_q_padded, cu_seqlens_kv_padded: [b + 1], THD sides only: the row where each sequence
+      starts, where there are gaps.
+    page_table_k, page_table_v: int32 [b, pages], paged layouts only.
+    causal: "top_left" (query i sees keys j <= i) or "bottom_right" (j <= i + L_kv - L_q).
+    window: (left, right), inclusive reach around the diagonal; None or -1 is unlimited.
+    window_alignment: diagonal of a window without causal mask where lengths differ.
+    scale: factor of Q K^T, default 1 / sqrt(head_dim_qk).
+    logit_softcap: x -> cap tanh(x / cap) on the scaled logits.
+    bias_kind, bias: [1|b, 1|h, 1|s_q, s_kv] in the buffers' dtype, added before or after scaling.
+    softmax_kind, softmax_offset: float32 [h], with "learnable" only.
+    out_dtype: default: that of the buffers; float32 for partial results.
+    return_lse: also return the logarithm of the softmax denominator.
+    views: for layout STRIDED: {"q": View, "k": View, "v": View}.
+    batch, max_seqlen_q, max_seqlen_kv, num_heads, num_kv_heads, head_dim_qk, head_dim_v, page_size:
+      checked where the shapes say them already; STRIDED needs them.
+    """
+
+    qkv: Buffer | None
+    q: Buffer | None
+    kv: Buffer | None
+    k: Buffer | None
+    v: Buffer | None
+    dtype: DTypeLike
+    cu_seqlens_q: Sequence[int] | NDArray | None
+    cu_seqlens_kv: Sequence[int] | NDArray | None
+    cu_seqlens_q_padded: Sequence[int] | NDArray | None
+    cu_seqlens_kv_padded: Sequence[int] | NDArray | None
+    page_table_k: NDArray | None
+    page_table_v: NDArray | None
+    causal: Literal["none", "top_left", "bottom_right"]
+    window: tuple[int | None, int | None] | None
+    window_alignment: Literal["top_left", "bottom_right"] | None
+    scale: float | None
+    logit_softcap: float | None
+    bias_kind: Literal["none", "pre_scale", "post_scale", "alibi"]
+    bias: Buffer | None
+    softmax_kind: Literal["vanilla", "off_by_one", "learnable"]
+    softmax_offset: Buffer | None
+    out_dtype: DTypeLike
+    return_lse: bool
+    views: Mapping[str, View] | None
+    batch: int | None
+    max_seqlen_q: int | None
+    max_seqlen_kv: int | None
+    num_heads: int | None
+    num_kv_heads: int | None
+    head_dim_qk: int | None
+    head_dim_v: int | None
+    page_size: int | None
+
+
+def request_fields(
+    layout: str, arguments: AttentionArguments, *, with_data: bool
+) -> dict[str, Any]:
+    """The fields that ForwardRequest and PlanRequest share, as constructor arguments.
+
+    With with_data the tensors carry their bytes, without it their shapes alone. Raises TypeError or
+    ValueError for what no message can say: an unknown argument, name or dtype. Everything else is
+    the service's to check.
+    """
+    unknown = arguments.keys() - AttentionArguments.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"unknown arguments: {', '.join(sorted(unknown))}")
+    given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
+    dtype = _dtype(given)
+    fields: dict[str, Any] = {
+        "spec": _spec(layout, dtype, given),
+        "return_lse": bool(given.get("return_lse", False)),
+    }
+    sequences = _sequences(given, with_data)
+    if sequences:
+        fields["sequences"] = types_pb2.Sequences(**sequences)
+    buffers = {
+        name: _tensor(name, given[name], dtype, with_data)
+        for name in _BUFFER_NAMES
+        if name in given
+    }
+    if buffers:
+        fields["inputs"] = types_pb2.QkvBuffers(**buffers)
+    if "bias" in given:
+        fields["bias"] = _tensor("bias", given["bias"], dtype, with_data)
+    if "softmax_offset" in given:
+        fields["softmax_offset"] = _tensor(
+            "softmax_offset", given["softmax_offset"], np.float32, with_data
+        )
+    if "out_dtype" in given:
+        fields["out_dtype"] = tensors.data_type_of(given["out_dtype"])
+    return fields
+
+
+def _dtype(given: Mapping[str, Any]) -> np.dtype:
+    if "dtype" in given:
+        return np.dtype(given["dtype"])
+    for name in _BUFFER_NAMES:
+        if isinstance(given.get(name), np.ndarray):
+            return given[name].dtype
+    raise TypeError("dtype is required where no buffer is an array")
+
+
+def _spec(layout: str, dtype: np.dtype, given: Mapping[str, Any]) -> types_pb2.AttentionSpec:
+    spec = types_pb2.AttentionSpec(
+        layout=_enum_value(types_pb2.QkvLayout, "QKV_LAYOUT_", "layout", layout),
+        dtype=tensors.data_type_of(dtype),
+        causal=_enum_value(types_pb2.Causal, "CAUSAL_", "causal", given.get("causal", "none")),
+        bias_kind=_enum_value(
+            types_pb2.BiasKind, "BIAS_KIND_", "bias_kind", given.get("bias_kind", "none")
+        ),
+        softmax_kind=_enum_value(
+            types_pb2.SoftmaxKind,
+            "SOFTMAX_KIND_",
+            "softmax_kind",
+            given.get("softmax_kind", "vanilla"),
+        ),
+    )
+    for name in (*_SIZE_NAMES, "scale", "logit_softcap"):
+        if name in given:
+            setattr(spec, name, given[name])
+    if "window" in given:
+        left, right = given["window"]
+        spec.window.CopyFrom(types_pb2.Window(left=left, right=right))
+    if "window_alignment" in given:
+        spec.window_alignment = _enum_value(
+            types_pb2.Alignment, "ALIGNMENT_", "window_alignment", given["window_alignment"]
+        )
+    for name, view in given.get("views", {}).items():
+        getattr(spec.views, name).CopyFrom(types_pb2.View(**dataclasses.asdict(view)))
+    return spec
+
+
+def _sequences(given: Mapping[str, Any], with_data: bool) -> dict[str, Any]:
+    sequences: dict[str, Any] = {
+        name: np.asarray(given[name]).tolist() for name in _LENGTH_NAMES if name in given
+    }
+    for name in ("page_table_k", "page_table_v"):
+        if name in given:
+            sequences[name] = _tensor(name, given[name], np.int32, with_data)
+    return sequences
+
+
+def _tensor(name: str, buffer: ArrayLike, dtype: DTypeLike, with_data: bool) -> types_pb2.Tensor:
+    if isinstance(buffer, tuple):
+        if with_data:
+            raise TypeError(f"{name} must be an array; only plan takes shapes")
+        return tensors.encode_shape(buffer, dtype)
+    if not isinstance(buffer, np.ndarray):
+        raise TypeError(f"{name} must be an array, not {type(buffer).__name__}")
+    return tensors.encode(buffer) if with_data else tensors.encode_shape(buffer.shape, buffer.dtype)
+
+
+def _enum_value(enum: Any, prefix: str, argument: str, name: str) -> Any:
+    """The enum's value of a name without its prefix, in either case."""
+    values = {full_name.removeprefix(prefix): value for full_name, value in enum.items()}
+    if name.upper() not in values:
+        raise ValueError(f"{argument} {name!r} is none of {', '.join(values)}")
+    return values[name.upper()]

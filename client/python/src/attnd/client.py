@@ -1,0 +1,116 @@
+"""The client: one channel to one server, one method per call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, Unpack
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from attnd import arguments, errors, results
+from attnd.v1 import admin_pb2, admin_pb2_grpc, attention_pb2, attention_pb2_grpc
+
+Response = TypeVar("Response")
+
+# Tensors travel inside messages, so gRPC's default limit of 4 MiB is lifted on both ways.
+_UNLIMITED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+
+
+class Client:
+    """A connection to an attnd server. Safe to use from several threads.
+
+        with Client("127.0.0.1:50051", timeout=10) as client:
+            result = client.forward("BS3HD", qkv=qkv)
+
+    Args:
+      address: "host:port" or "unix:/path". The connection is made by the first call.
+      timeout: seconds that a call may take, unless the call says otherwise; None: no limit.
+      channel_options: more gRPC channel arguments, as (name, value) pairs.
+
+    All calls raise AttndError's subclasses for what the service refuses (InvalidArgumentError with
+    .field and .reason, ResourceExhaustedError with .retry_after, ...), DeadlineExceededError after
+    the timeout and UnavailableError where no server answers.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout: float | None = None,
+        channel_options: Sequence[tuple[str, Any]] = (),
+    ) -> None:
+        self._timeout = timeout
+        self._channel = grpc.insecure_channel(address, options=[*_UNLIMITED, *channel_options])
+        self._attention = attention_pb2_grpc.AttentionStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection; calls under way are cancelled."""
+        self._channel.close()
+
+    def forward(
+        self,
+        layout: str,
+        *,
+        timeout: float | None = None,
+        **attention: Unpack[arguments.AttentionArguments],
+    ) -> results.ForwardResult:
+        """Computes O = softmax(scale Q K^T, masked) V.
+
+        Args:
+          layout: "BS3HD", "THD_T2HD", "BHSD_BHSD_BHSD", ...: how Q, K and V lie in the buffers.
+          timeout: seconds; default: the client's.
+          **attention: the buffers, the sequences and the mask: see AttentionArguments.
+
+        Returns:
+          out, in Q's format with head_dim_v last and the dtype of the buffers (or out_dtype); lse
+          [b, h, s_q] or [t_q, h], with return_lse; and how the call ran.
+        """
+        request = attention_pb2.ForwardRequest(
+            **arguments.request_fields(layout, attention, with_data=True)
+        )
+        return results.forward_result(self._call(self._attention.Forward, request, timeout))
+
+    def plan(
+        self,
+        layout: str,
+        *,
+        timeout: float | None = None,
+        **attention: Unpack[arguments.AttentionArguments],
+    ) -> results.PlanResult:
+        """Says what forward would do with the same arguments, without sending a tensor.
+
+        Buffers may be arrays or shapes (tuples; then dtype is needed). A contradiction raises as
+        in forward; what is valid but not supported comes back with supported = False.
+        """
+        request = attention_pb2.PlanRequest(
+            **arguments.request_fields(layout, attention, with_data=False)
+        )
+        return results.plan_result(self._call(self._attention.Plan, request, timeout))
+
+    def capabilities(self, *, timeout: float | None = None) -> results.Capabilities:
+        """The server's versions, backends and limits."""
+        request = admin_pb2.GetCapabilitiesRequest()
+        return results.capabilities(self._call(self._admin.GetCapabilities, request, timeout))
+
+    def health(self, service: str = "", *, timeout: float | None = None) -> str:
+        """Returns "SERVING" or "NOT_SERVING"; NotFoundError for a service unknown to the server."""
+        request = health_pb2.HealthCheckRequest(service=service)
+        response = self._call(self._health.Check, request, timeout)
+        return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+
+    def _call(
+        self, method: Callable[..., Response], request: object, timeout: float | None
+    ) -> Response:
+        try:
+            return method(request, timeout=self._timeout if timeout is None else timeout)
+        except grpc.RpcError as error:
+            raise errors.from_rpc_error(error) from None
