@@ -1,0 +1,49 @@
+// What this program borrows from the engine: the resolver, for the shapes of random tensors, and
+// the reference loop, for --check. local_check.cc is the only file of client/ that sees engine/.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "attnd/v1/attention.pb.h"
+#include "client/cli/host_tensor.h"
+
+namespace attnd::cli {
+
+// Element `index` of FLOAT32, FLOAT16 or BFLOAT16 elements; stores round to nearest even.
+float LoadFloat(v1::DataType dtype, const void* base, int64_t index);
+void StoreFloat(v1::DataType dtype, void* base, int64_t index, float value);
+
+struct ShapeOf {
+  v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
+  std::vector<int64_t> shape;
+};
+
+struct ResolvedShapes {
+  std::map<int, ShapeOf> inputs;  // By field number in v1::QkvBuffers.
+  int64_t num_pages_k = 0;
+  int64_t num_pages_v = 0;
+};
+
+// The buffers of the request: its own shapes, or where it names none those that its sizes imply.
+// INVALID_ARGUMENT with field and reason in the sentence where the request contradicts itself.
+absl::StatusOr<ResolvedShapes> ResolveShapes(const v1::ForwardRequest& request);
+
+struct CheckResult {
+  double out_error = 0;  // Relative RMS of O.
+  double out_bound = 0;
+  std::optional<double> lse_error;  // Largest absolute one; infinite where -inf is not met by -inf.
+  double lse_bound = 0;
+  bool passed = false;
+};
+
+// Computes the request by the reference loop on this machine and compares. `inputs` are the tensors
+// that the request describes. Bounds of O: 1e-6 sqrt(d) for FLOAT32, 2e-3 for FLOAT16, 1.5e-2 for
+// BFLOAT16; of the LSE the same, times its largest magnitude where that is above 1.
+absl::StatusOr<CheckResult> CheckForward(const v1::ForwardRequest& request,
+                                         const std::map<int, HostTensor>& inputs,
+                                         const v1::ForwardResponse& response);
+
+}  // namespace attnd::cli

@@ -1,0 +1,219 @@
+"""attnctl against a real server. ATTND_SERVER and ATTNCTL name the programs."""
+
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "e2e"))
+
+from server_process import ServerProcess  # noqa: E402
+
+_SECONDS = 60
+_SIZES = ["--batch=2", "--seqlen-q=33", "--heads=4", "--head-dim=16"]
+_RANDOM = ["forward", "--layout=BS3HD", "--random", *_SIZES]
+
+
+def attnctl(address, *arguments):
+    command = [os.environ["ATTNCTL"], f"--address={address}", *arguments]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def attention(q, k, v):
+    """q, k, v: [b, s, h, d] -> out [b, s, h, d], lse [b, h, s], in float64."""
+    logits = np.einsum("bihd,bjhd->bhij", q, k, dtype=np.float64) / math.sqrt(q.shape[-1])
+    lse = np.log(np.exp(logits).sum(-1))
+    return np.einsum("bhij,bjhd->bihd", np.exp(logits - lse[..., None]), v), lse
+
+
+class AttnctlTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.socket = f"unix:{cls.folder}/attnd.sock"
+        cls.server = cls.enterClassContext(ServerProcess(listen=("127.0.0.1:0", cls.socket)))
+
+    def run_ok(self, *arguments):
+        done = attnctl(self.server.address, *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr, "")
+        return done.stdout
+
+    def run_error(self, exit_code, *arguments):
+        done = attnctl(self.server.address, *arguments)
+        self.assertEqual(done.returncode, exit_code, done.stdout + done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertTrue(done.stderr.startswith("attnctl: "), done.stderr)
+        return done.stderr
+
+    def path(self, name, array=None):
+        path = self.folder / name
+        if array is not None:
+            np.save(path, array)
+        return str(path)
+
+    def test_health_is_serving_on_every_address(self):
+        for address in self.server.addresses:
+            done = attnctl(address, "health")
+            self.assertEqual((done.returncode, done.stdout), (0, "SERVING\n"), done.stderr)
+        self.assertEqual(json.loads(self.run_ok("health", "--json"))["status"], "SERVING")
+        self.run_ok("health", "--wait=10")
+
+    def test_health_of_nobody_is_one(self):
+        done = attnctl("127.0.0.1:1", "health", "--wait=0.3")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("attnctl: UNAVAILABLE: ", done.stderr)
+        self.assertIn("NOT_FOUND", self.run_error(1, "health", "--service=nonsense"))
+
+    def test_capabilities(self):
+        text = self.run_ok("capabilities")
+        for part in ("attnd ", "backend cpu", "BFLOAT16", "BS3HD", "PAGED_KV_THD_SBHD_SBHD"):
+            self.assertIn(part, text)
+        reply = json.loads(self.run_ok("capabilities", "--json"))
+        self.assertEqual(reply["lse_base"], "e")
+        self.assertEqual(int(reply["limits"]["values_elements"]), 4096)
+
+    def test_plan_prints_the_views(self):
+        text = self.run_ok("plan", "--layout=BS3HD", *_SIZES)
+        rows = {line.split()[0]: line.split()[1:] for line in text.splitlines()[1:5]}
+        row = 3 * 4 * 16
+        strides = [str(33 * row), str(row), "16", "1"]
+        self.assertEqual(rows["q"], ["qkv", "0", *strides])
+        self.assertEqual(rows["k"], ["qkv", str(4 * 16 * 4), *strides])
+        self.assertEqual(rows["v"], ["qkv", str(4 * 16 * 8), *strides])
+        self.assertEqual(rows["out"], ["out", "0", str(33 * 64), "64", "16", "1"])
+        self.assertIn("supported by cpu", text)
+        reply = json.loads(self.run_ok("plan", "--layout=BS3HD", *_SIZES, "--json"))
+        self.assertTrue(reply["supported"])
+        self.assertGreater(int(reply["device_bytes"]), 0)
+
+    def test_plan_takes_shapes(self):
+        text = self.run_ok("plan", "--layout=T3HD", "--shape=qkv:9,3,2,8", "--cu-seqlens-q=0,3,7",
+                           "--cu-seqlens-kv=0,3,7")
+        self.assertIn("supported by cpu", text)
+
+    def test_forward_random_is_checked_in_every_type(self):
+        for dtype in ("float32", "float16", "bfloat16"):
+            text = self.run_ok(*_RANDOM, f"--dtype={dtype}", "--causal=top-left", "--check")
+            self.assertIn("sent BS3HD", text)
+            self.assertIn("check PASS: relative RMS error of O", text)
+            self.assertIn("max abs error of LSE", text)
+            self.assertIn("ran on cpu", text)
+
+    def test_forward_random_runs_every_kind_of_layout(self):
+        thd = ["--cu-seqlens-q=0,3,3,9", "--cu-seqlens-kv=0,5,6,10"]
+        heads = ["--heads=4", "--kv-heads=2", "--head-dim=16", "--head-dim-v=16"]
+        dense = ["--batch=3", "--seqlen-q=7", "--seqlen-kv=9", *heads]
+        for arguments in (
+            ["--layout=SBHD_SBH2D", *dense, "--window=2,1", "--window-alignment=bottom-right"],
+            ["--layout=BHSD_BHSD_BHSD", *dense, "--softcap=20", "--scale=-0.5"],
+            ["--layout=BSHD_SBHD_SBHD", *dense, "--cu-seqlens-q=0,3,3,9",
+             "--cu-seqlens-kv=0,5,6,10"],
+            ["--layout=THD_T2HD", *heads, *thd, "--cu-seqlens-q-padded=1,5,6,14"],
+            ["--layout=PAGED_KV_THD_SBHD_SBHD", *heads, *thd, "--page-size=2"],
+            ["--layout=STRIDED", *dense, "--shape=qkv:27,8,16", "--view=q:qkv:0:1152,128,16,1",
+             "--view=k:qkv:256:1152,128,16,1", "--view=v:qkv:384:1152,128,16,1"],
+        ):
+            with self.subTest(layout=arguments[0]):
+                text = self.run_ok("forward", "--random", "--check", *arguments)
+                self.assertIn("check PASS", text)
+
+    def test_forward_json(self):
+        document = json.loads(self.run_ok(*_RANDOM, "--check", "--json"))
+        self.assertTrue(document["check"]["passed"])
+        self.assertLess(document["check"]["out_relative_rms_error"], document["check"]["out_bound"])
+        self.assertEqual([int(n) for n in document["reply"]["out"]["shape"]], [2, 33, 4, 16])
+        self.assertNotIn("data", document["reply"]["out"])
+        self.assertEqual(document["sent_bytes"], 2 * 33 * 3 * 4 * 16 * 4)
+
+    def test_forward_of_files_matches_numpy(self):
+        random = np.random.default_rng(0)
+        q, k, v = (random.standard_normal((2, 5, 3, 8), np.float32) for _ in range(3))
+        out, lse = attention(q, k, v)
+        self.run_ok(
+            "forward", "--layout=BSHD_BSHD_BSHD", "--q", self.path("q.npy", q),
+            "--k", self.path("k.npy", k), "--v", self.path("v.npy", v),
+            "--out", self.path("out.npy"), "--lse-out", self.path("lse.npy"),
+        )
+        np.testing.assert_allclose(np.load(self.path("out.npy")), out, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(np.load(self.path("lse.npy")), lse, rtol=1e-5)
+        kv = np.stack([k, v], axis=2)
+        self.run_ok(
+            "forward", "--layout=BSHD_BS2HD", "--q", self.path("q.npy"),
+            "--kv", self.path("kv.npy", kv), "--out", self.path("packed.npy"), "--check",
+        )
+        np.testing.assert_allclose(np.load(self.path("packed.npy")), out, rtol=1e-4, atol=1e-5)
+
+    def test_bfloat16_files_are_bits(self):
+        values = np.linspace(-2, 2, 2 * 3 * 1 * 4, dtype=np.float32).reshape(1, 2, 3, 1, 4)
+        bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+        for name, array in (("u2.npy", bits), ("v2.npy", bits.view("V2"))):
+            self.run_ok("forward", "--layout=BS3HD", "--dtype=bfloat16", "--qkv",
+                        self.path(name, array), "--out", self.path("b.npy"), "--check")
+            self.assertEqual(np.load(self.path("b.npy")).dtype, np.uint16)
+            self.assertEqual(np.load(self.path("b.npy")).shape, (1, 2, 1, 4))
+        self.assertIn("--dtype bfloat16",
+                      self.run_error(2, "forward", "--layout=BS3HD", "--qkv", self.path("u2.npy")))
+
+    def test_page_tables_come_from_files(self):
+        pool = np.random.default_rng(1).standard_normal((4, 2, 1, 8), np.float32)
+        q = np.ones((3, 1, 8), np.float32)
+        arguments = [
+            "forward", "--layout=PAGED_KV_THD_BSHD_BSHD", "--q", self.path("pq.npy", q),
+            "--k", self.path("pk.npy", pool), "--v", self.path("pv.npy", pool),
+            "--cu-seqlens-q=0,1,3", "--cu-seqlens-kv=0,3,5", "--check",
+        ]
+        good = self.path("good.npy", np.array([[3, 1], [0, 2]], np.int32))
+        bad = self.path("bad.npy", np.array([[3, 4], [0, 2]], np.int32))
+        text = self.run_ok(*arguments, "--page-table-k", good, "--page-table-v", good)
+        self.assertIn("check PASS", text)
+        error = self.run_error(1, *arguments, "--page-table-k", bad, "--page-table-v", good)
+        self.assertIn("sequences.page_table_k", error)
+
+    def test_progress_is_drawn_and_erased(self):
+        arguments = ["forward", "--layout=BS3HD", "--random", "--batch=1", "--seqlen-q=512",
+                     "--heads=8", "--head-dim=64", "--progress"]
+        for address in self.server.addresses:
+            done = attnctl(address, *arguments)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stderr, r"\[.*\] +\d+%  .*of 3\.0 MiB|3\.0 MiB sent, waiting")
+            self.assertTrue(done.stderr.endswith("\x1b[K"))
+            self.assertIn("ran on cpu", done.stdout)
+
+    def test_refusals_are_one_line_with_field_and_reason(self):
+        error = self.run_error(1, "plan", "--layout=BS3HD", *_SIZES, "--kv-heads=2")
+        self.assertIn("INVALID_ARGUMENT: ", error)
+        self.assertIn("(field spec.num_kv_heads, reason SHAPE_MISMATCH)", error)
+        done = attnctl(self.server.address, "plan", "--layout=BS3HD", *_SIZES, "--kv-heads=2",
+                       "--json")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(json.loads(done.stdout)["error"]["field"], "spec.num_kv_heads")
+
+    def test_usage_errors_are_two(self):
+        self.run_error(2)
+        self.run_error(2, "forward", *_SIZES)
+        self.run_error(2, "forward", "--layout=BS3HD")
+        self.run_error(2, "forward", "--layout=BS3HD", "--qkv=/nowhere.npy")
+        self.run_error(2, *_RANDOM, "--kv-heads=2")
+        for name in ("backward", "stats", "warm", "put", "get"):
+            self.assertIn("not built yet", self.run_error(2, name))
+
+    def test_unwritable_output_is_one(self):
+        self.assertIn("/nowhere/o.npy", self.run_error(1, *_RANDOM, "--out=/nowhere/o.npy"))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,213 @@
+#include "client/cli/request.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "client/cli/local_check.h"
+
+namespace attnd::cli {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+
+RequestOptions Dense(const std::string& layout) {
+  RequestOptions options;
+  options.layout = layout;
+  options.batch = 2;
+  options.seqlen_q = 5;
+  options.seqlen_kv = 5;
+  options.heads = 4;
+  options.kv_heads = 4;
+  options.head_dim = 8;
+  options.head_dim_v = 8;
+  options.random = true;
+  return options;
+}
+
+std::map<int, std::vector<int64_t>> ShapesOf(const ForwardCall& call) {
+  std::map<int, std::vector<int64_t>> shapes;
+  for (const auto& [field, tensor] : call.inputs) shapes[field] = tensor.shape;
+  return shapes;
+}
+
+std::string ErrorOf(const RequestOptions& options) {
+  return std::string(MakeForwardCall(options).status().message());
+}
+
+TEST(Request, RandomTensorsHaveTheShapesOfTheLayout) {
+  using Shape = std::vector<int64_t>;
+  auto call = MakeForwardCall(Dense("BS3HD"));
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_THAT(ShapesOf(*call), ElementsAre(Pair(1, Shape{2, 5, 3, 4, 8})));
+  RequestOptions options = Dense("SBHD_SBH2D");
+  options.seqlen_kv = 7;
+  options.kv_heads = 2;
+  call = MakeForwardCall(options);
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_THAT(ShapesOf(*call),
+              ElementsAre(Pair(2, Shape{5, 2, 4, 8}), Pair(3, Shape{7, 2, 2, 2, 8})));
+  options.layout = "BHSD_BHSD_BHSD";
+  options.head_dim_v = 3;
+  call = MakeForwardCall(options);
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_THAT(ShapesOf(*call), ElementsAre(Pair(2, Shape{2, 4, 5, 8}), Pair(4, Shape{2, 2, 7, 8}),
+                                           Pair(5, Shape{2, 2, 7, 3})));
+}
+
+TEST(Request, RandomTensorsHaveUnitVarianceInEveryType) {
+  for (const char* dtype : {"float32", "float16", "bfloat16"}) {
+    RequestOptions options = Dense("BS3HD");
+    options.seqlen_q = options.seqlen_kv = 100;
+    options.dtype = dtype;
+    const auto call = MakeForwardCall(options);
+    ASSERT_TRUE(call.ok()) << call.status();
+    const HostTensor& qkv = call->inputs.at(1);
+    const int64_t count = *NumElements(qkv.shape);
+    double sum = 0, squares = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const double value = LoadFloat(qkv.dtype, qkv.data.get(), i);
+      sum += value;
+      squares += value * value;
+    }
+    EXPECT_NEAR(sum / static_cast<double>(count), 0, 0.05) << dtype;
+    EXPECT_NEAR(squares / static_cast<double>(count), 1, 0.05) << dtype;
+  }
+}
+
+TEST(Request, TheSeedDecidesTheElements) {
+  RequestOptions options = Dense("BS3HD");
+  const auto first = MakeForwardCall(options);
+  const auto again = MakeForwardCall(options);
+  options.seed = 1;
+  const auto other = MakeForwardCall(options);
+  const auto bytes = [](const auto& call) {
+    const HostTensor& tensor = call->inputs.at(1);
+    return std::string(reinterpret_cast<const char*>(tensor.data.get()),
+                       static_cast<size_t>(tensor.byte_size));
+  };
+  EXPECT_EQ(bytes(first), bytes(again));
+  EXPECT_NE(bytes(first), bytes(other));
+}
+
+TEST(Request, CarriesWhatTheOptionsSay) {
+  RequestOptions options = Dense("THD_T2HD");
+  options.batch.reset();
+  options.cu_seqlens_q = "0,3,5";
+  options.cu_seqlens_kv = "0,2,5";
+  options.cu_seqlens_q_padded = "0,4,9";
+  options.window = "3,-1";
+  options.window_alignment = "bottom-right";
+  options.causal = "bottom-right";
+  options.scale = 0.25;
+  options.softcap = 30;
+  options.dtype = "float16";
+  options.out_dtype = "float32";
+  options.lse = true;
+  const auto call = MakeForwardCall(options);
+  ASSERT_TRUE(call.ok()) << call.status();
+  const v1::ForwardRequest& request = call->request;
+  EXPECT_EQ(request.spec().layout(), v1::QKV_LAYOUT_THD_T2HD);
+  EXPECT_EQ(request.spec().dtype(), v1::DATA_TYPE_FLOAT16);
+  EXPECT_EQ(request.out_dtype(), v1::DATA_TYPE_FLOAT32);
+  EXPECT_FALSE(request.spec().has_batch());
+  EXPECT_EQ(request.spec().causal(), v1::CAUSAL_BOTTOM_RIGHT);
+  EXPECT_EQ(request.spec().window().left(), 3);
+  EXPECT_EQ(request.spec().window().right(), -1);
+  EXPECT_EQ(request.spec().window_alignment(), v1::ALIGNMENT_BOTTOM_RIGHT);
+  EXPECT_EQ(request.spec().scale(), 0.25);
+  EXPECT_EQ(request.spec().logit_softcap(), 30);
+  EXPECT_TRUE(request.return_lse());
+  EXPECT_THAT(request.sequences().cu_seqlens_q_padded(), ElementsAre(0, 4, 9));
+  EXPECT_THAT(call->inputs.at(2).shape, ElementsAre(9, 4, 8));
+  EXPECT_THAT(request.inputs().q().shape(), ElementsAre(9, 4, 8));
+  EXPECT_FALSE(request.inputs().q().has_data());
+}
+
+TEST(Request, ShapesMayBeLargerThanTheSizesNeed) {
+  RequestOptions options = Dense("T3HD");
+  options.batch.reset();
+  options.cu_seqlens_q = options.cu_seqlens_kv = "0,3,5";
+  options.shapes = {"qkv:11,3,4,8"};
+  const auto call = MakeForwardCall(options);
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_THAT(call->inputs.at(1).shape, ElementsAre(11, 3, 4, 8));
+}
+
+TEST(Request, ViewsPlaceTensorsInPlainBuffers) {
+  RequestOptions options = Dense("STRIDED");
+  options.kv_heads = 2;
+  // [b * s, h + 2g, d] as models project it.
+  options.views = {"q:qkv:0:320,64,8,1", "k:qkv:128:320,64,8,1", "v:qkv:192:320,64,8,1"};
+  options.shapes = {"qkv:10,8,8"};
+  const auto call = MakeForwardCall(options);
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_EQ(call->request.spec().views().k().byte_offset(), 128);
+  EXPECT_THAT(call->request.spec().views().v().strides(), ElementsAre(320, 64, 8, 1));
+}
+
+TEST(Request, PagedRequestsGetTablesThatUseEveryPageOnce) {
+  RequestOptions options;
+  options.layout = "PAGED_KV_THD_BSHD_BSHD";
+  options.heads = 4;
+  options.kv_heads = 2;
+  options.head_dim = options.head_dim_v = 8;
+  options.page_size = 4;
+  options.cu_seqlens_q = "0,1,3";
+  options.cu_seqlens_kv = "0,9,14";
+  options.random = true;
+  const auto call = MakeForwardCall(options);
+  ASSERT_TRUE(call.ok()) << call.status();
+  for (const v1::Tensor* table :
+       {&call->request.sequences().page_table_k(), &call->request.sequences().page_table_v()}) {
+    EXPECT_THAT(table->shape(), ElementsAre(2, 3));
+    std::vector<int32_t> pages(table->data().size() / sizeof(int32_t));
+    std::memcpy(pages.data(), table->data().data(), table->data().size());
+    EXPECT_EQ(std::set<int32_t>(pages.begin(), pages.end()), (std::set<int32_t>{0, 1, 2, 3, 4, 5}));
+  }
+}
+
+TEST(Request, PlanHasNoShapesWhereNoneAreSaid) {
+  const auto plan = MakePlanRequest(Dense("BS3HD"));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_FALSE(plan->has_inputs());
+  EXPECT_FALSE(plan->has_sequences());
+  EXPECT_EQ(plan->spec().batch(), 2);
+  EXPECT_EQ(plan->spec().dtype(), v1::DATA_TYPE_FLOAT32);
+}
+
+TEST(Request, ErrorsNameTheOption) {
+  const auto with = [](auto change) {
+    RequestOptions options = Dense("BS3HD");
+    change(options);
+    return ErrorOf(options);
+  };
+  using O = RequestOptions;
+  EXPECT_THAT(with([](O& o) { o.layout = "BS4HD"; }), HasSubstr("--layout is no layout: BS4HD"));
+  EXPECT_THAT(with([](O& o) { o.dtype = "int3"; }), HasSubstr("--dtype"));
+  EXPECT_THAT(with([](O& o) { o.dtype = "float8_e4m3"; }), HasSubstr("FLOAT8_E4M3"));
+  EXPECT_THAT(with([](O& o) { o.out_dtype = "x"; }), HasSubstr("--out-dtype"));
+  EXPECT_THAT(with([](O& o) { o.causal = "yes"; }), HasSubstr("--causal"));
+  EXPECT_THAT(with([](O& o) { o.window = "3"; }), HasSubstr("--window is LEFT,RIGHT"));
+  EXPECT_THAT(with([](O& o) { o.window = "3,b"; }), HasSubstr("--window has 'b'"));
+  EXPECT_THAT(with([](O& o) { o.window_alignment = "left"; }), HasSubstr("--window-alignment"));
+  EXPECT_THAT(with([](O& o) { o.cu_seqlens_q = "0,,3"; }), HasSubstr("--cu-seqlens-q has ''"));
+  EXPECT_THAT(with([](O& o) { o.views = {"q:qkv:0"}; }), HasSubstr("--view"));
+  EXPECT_THAT(with([](O& o) { o.views = {"x:qkv:0:1,1,1,1"}; }), HasSubstr("not of x"));
+  EXPECT_THAT(with([](O& o) { o.views = {"q:q:0:1,1,1", "q:q:0:1,1,1"}; }), HasSubstr("twice"));
+  EXPECT_THAT(with([](O& o) { o.shapes = {"z:1"}; }), HasSubstr("--shape"));
+  EXPECT_THAT(with([](O& o) { o.input_files[0] = "/nowhere.npy"; }), HasSubstr("/nowhere.npy"));
+  EXPECT_THAT(with([](O& o) { o.random = false; }), HasSubstr("--random"));
+  EXPECT_THAT(with([](O& o) { o.kv_heads = 2; }),
+              HasSubstr("INVALID_ARGUMENT: spec.num_kv_heads is 2"));
+  EXPECT_THAT(with([](O& o) { o.kv_heads = 2; }), HasSubstr("(field spec.num_kv_heads, reason "));
+  EXPECT_THAT(with([](O& o) { o.seqlen_q = o.seqlen_kv = 1 << 24; }), HasSubstr("2147483647"));
+}
+
+}  // namespace
+}  // namespace attnd::cli
