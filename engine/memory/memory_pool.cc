@@ -53,9 +53,11 @@ absl::StatusOr<PoolBuffer> MemoryPool::Allocate(int64_t bytes) {
   std::lock_guard lock(mutex_);
   const int64_t have = capacity_ - stats_.in_use_bytes;
   // Near the cap a block is as tight as its alignment allows.
-  int64_t block = bytes > have ? bytes : BlockBytes(bytes);
-  if (block > have) block = std::min(have, (bytes + kAlignment - 1) / kAlignment * kAlignment);
-  block = std::max(block, bytes);
+  int64_t block = bytes;
+  if (bytes <= have) {
+    block = BlockBytes(bytes);
+    if (block > have) block = std::min(have, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  }
   std::byte* data = nullptr;
   if (block <= have) {
     Trim(std::min(CachedBytes(), have - block));

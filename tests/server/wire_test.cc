@@ -19,7 +19,7 @@ namespace {
 
 PoolBuffer Floats(MemoryPool& pool, const std::vector<float>& values) {
   PoolBuffer buffer = *pool.Allocate(static_cast<int64_t>(values.size() * 4));
-  std::memcpy(buffer.data(), values.data(), values.size() * 4);
+  std::copy_n(values.begin(), values.size(), reinterpret_cast<float*>(buffer.data()));
   return buffer;
 }
 
