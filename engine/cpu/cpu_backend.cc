@@ -1,0 +1,123 @@
+#include "engine/cpu/cpu_backend.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "engine/core/status.h"
+#include "engine/cpu/reference_attention.h"
+#include "engine/cpu/tiled_attention.h"
+
+namespace attnd {
+namespace {
+
+std::string CpuModelName() {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(cpuinfo, line)) {
+    const size_t colon = line.find(':');
+    if (absl::StartsWith(line, "model name") && colon != std::string::npos) {
+      return std::string(absl::StripAsciiWhitespace(line.substr(colon + 1)));
+    }
+  }
+  return "CPU";
+}
+
+BackendInfo MakeInfo(const char* engine) {
+  DeviceInfo device;
+  device.name = CpuModelName();
+  device.memory_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  device.compute_units = std::thread::hardware_concurrency();
+
+  BackendInfo info;
+  info.name = "cpu";
+  info.engines = {engine};
+  info.devices = {device};
+  info.dtypes = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+  info.features = {"causal",    "window",        "logit_softcap",
+                   "page_size", "deterministic", "batch_invariant"};
+  return info;
+}
+
+absl::Status CheckPlainAttention(const AttentionProblem& problem) {
+  const DType dtype = problem.dtype;
+  if (dtype != DType::kFloat32 && dtype != DType::kFloat16 && dtype != DType::kBFloat16) {
+    const std::string_view name = Name(dtype);
+    return UnimplementedField(
+        reason::kNotBuilt, "spec.dtype",
+        absl::StrCat("is ", absl::string_view(name.data(), name.size()),
+                     ", which the CPU does not compute; FLOAT32, FLOAT16 and BFLOAT16 work"));
+  }
+  if (problem.bias_kind != BiasKind::kNone) {
+    return UnimplementedField(reason::kNotBuilt, "spec.bias_kind",
+                              "is set, and the CPU does not compute a bias; NONE works");
+  }
+  if (problem.softmax_kind != SoftmaxKind::kVanilla) {
+    return UnimplementedField(reason::kNotBuilt, "spec.softmax_kind",
+                              "asks for a sink, which the CPU does not compute; VANILLA works");
+  }
+  if (problem.dropout.probability > 0) {
+    return UnimplementedField(
+        reason::kNotBuilt, "spec.dropout",
+        "has a probability above 0, and the CPU does not drop anything; 0, or no dropout, works");
+  }
+  return absl::OkStatus();
+}
+
+class TiledPlan : public AttentionPlan {
+ public:
+  TiledPlan(const AttentionProblem& problem, ThreadTeam& team)
+      : team_(team), workspace_bytes_(TiledWorkspaceBytes(problem, team.size())) {}
+
+  std::string_view engine() const override { return "tiled"; }
+  int64_t workspace_bytes() const override { return workspace_bytes_; }
+  absl::Status Forward(const AttentionProblem& problem, const ForwardBuffers& buffers) override {
+    return TiledForward(problem, buffers, team_);
+  }
+
+ private:
+  ThreadTeam& team_;
+  const int64_t workspace_bytes_;
+};
+
+class ReferencePlan : public AttentionPlan {
+ public:
+  std::string_view engine() const override { return "reference"; }
+  int64_t workspace_bytes() const override { return 0; }
+  absl::Status Forward(const AttentionProblem& problem, const ForwardBuffers& buffers) override {
+    return ReferenceForward(problem, buffers);
+  }
+};
+
+}  // namespace
+
+CpuBackend::CpuBackend(int threads) : info_(MakeInfo("tiled")), team_(threads) {}
+
+absl::Status CpuBackend::CheckSupport(const AttentionProblem& problem) const {
+  return CheckPlainAttention(problem);
+}
+
+absl::StatusOr<std::unique_ptr<AttentionPlan>> CpuBackend::BuildPlan(
+    const AttentionProblem& problem) {
+  ATTND_RETURN_IF_ERROR(CheckSupport(problem));
+  return std::make_unique<TiledPlan>(problem, team_);
+}
+
+ReferenceBackend::ReferenceBackend() : info_(MakeInfo("reference")) {}
+
+absl::Status ReferenceBackend::CheckSupport(const AttentionProblem& problem) const {
+  return CheckPlainAttention(problem);
+}
+
+absl::StatusOr<std::unique_ptr<AttentionPlan>> ReferenceBackend::BuildPlan(
+    const AttentionProblem& problem) {
+  ATTND_RETURN_IF_ERROR(CheckSupport(problem));
+  return std::make_unique<ReferencePlan>();
+}
+
+}  // namespace attnd

@@ -1,0 +1,94 @@
+#include "engine/cpu/head_rows.h"
+
+#include "engine/cpu/row_kernels.h"
+
+namespace attnd {
+namespace {
+
+HeadRows MakeRows(const AttentionProblem& problem, const ForwardBuffers& buffers,
+                  const TensorView& view, int64_t start) {
+  HeadRows rows;
+  rows.dtype = problem.dtype;
+  rows.base = buffers.inputs[static_cast<size_t>(view.buffer)] + view.byte_offset +
+              start * SizeOf(problem.dtype);
+  rows.seq_stride = view.strides.seq;
+  rows.dim_stride = view.strides.dim;
+  return rows;
+}
+
+HeadRows MakeKvRows(const AttentionProblem& problem, const ForwardBuffers& buffers,
+                    const TensorView& view, int64_t i, int64_t n) {
+  const int64_t head_start = n * view.strides.head;
+  if (problem.is_paged) {
+    HeadRows rows = MakeRows(problem, buffers, view, head_start);
+    rows.page_size = problem.page_size;
+    rows.page_stride = view.strides.batch;
+    return rows;
+  }
+  const int64_t kv_row = problem.sequences[static_cast<size_t>(i)].kv_row;
+  const int64_t start = i * view.strides.batch + kv_row * view.start_multiplier;
+  return MakeRows(problem, buffers, view, start + head_start);
+}
+
+const std::byte* RowStart(const HeadRows& rows, int64_t j) {
+  int64_t element = j * rows.seq_stride;
+  if (rows.pages != nullptr) {
+    const int64_t page = rows.pages[j / rows.page_size];
+    element = page * rows.page_stride + (j % rows.page_size) * rows.seq_stride;
+  }
+  return rows.base + element * SizeOf(rows.dtype);
+}
+
+}  // namespace
+
+HeadRows QueryRows(const AttentionProblem& problem, const ForwardBuffers& buffers, int64_t i,
+                   int64_t n) {
+  const TensorView& view = problem.q;
+  const int64_t q_row = problem.sequences[static_cast<size_t>(i)].q_row;
+  const int64_t start =
+      i * view.strides.batch + q_row * view.start_multiplier + n * view.strides.head;
+  HeadRows rows = MakeRows(problem, buffers, view, start);
+  rows.cols = problem.head_dim_qk;
+  return rows;
+}
+
+HeadRows KeyRows(const AttentionProblem& problem, const ForwardBuffers& buffers, int64_t i,
+                 int64_t n) {
+  HeadRows rows = MakeKvRows(problem, buffers, problem.k, i, n);
+  rows.cols = problem.head_dim_qk;
+  if (problem.is_paged) rows.pages = buffers.page_table_k + i * problem.pages_per_sequence;
+  return rows;
+}
+
+HeadRows ValueRows(const AttentionProblem& problem, const ForwardBuffers& buffers, int64_t i,
+                   int64_t n) {
+  HeadRows rows = MakeKvRows(problem, buffers, problem.v, i, n);
+  rows.cols = problem.head_dim_v;
+  if (problem.is_paged) rows.pages = buffers.page_table_v + i * problem.pages_per_sequence;
+  return rows;
+}
+
+void GatherRows(const HeadRows& rows, int64_t first, int64_t count, float* dst) {
+  for (int64_t j = 0; j < count; ++j, dst += rows.cols) {
+    const std::byte* row = RowStart(rows, first + j);
+    if (rows.dim_stride == 1) {
+      ToFloat(rows.dtype, row, rows.cols, dst);
+      continue;
+    }
+    for (int64_t c = 0; c < rows.cols; ++c) {
+      dst[c] = LoadElement(rows.dtype, row, c * rows.dim_stride);
+    }
+  }
+}
+
+FloatMatrix ReadRows(const HeadRows& rows, int64_t first, int64_t count, float* scratch) {
+  // oneDNN wants rows that do not overlap.
+  const bool in_place = rows.dtype == DType::kFloat32 && rows.dim_stride == 1 &&
+                        rows.pages == nullptr && rows.seq_stride >= rows.cols &&
+                        reinterpret_cast<uintptr_t>(rows.base) % alignof(float) == 0;
+  if (in_place) return {reinterpret_cast<const float*>(RowStart(rows, first)), rows.seq_stride};
+  GatherRows(rows, first, count, scratch);
+  return {scratch, rows.cols};
+}
+
+}  // namespace attnd

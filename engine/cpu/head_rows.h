@@ -1,0 +1,46 @@
+// Rows of one head of one sequence of Q, K or V, wherever a layout put them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/backend/attention_plan.h"
+#include "engine/core/attention_problem.h"
+
+namespace attnd {
+
+// Row-major float32; `ld` is the distance of its rows.
+struct FloatMatrix {
+  const float* data = nullptr;
+  int64_t ld = 0;
+};
+
+// [rows, cols] elements of `dtype`. Row j starts seq_stride * j elements after base; where `pages`
+// is set, at row j % page_size of page pages[j / page_size].
+struct HeadRows {
+  DType dtype = DType::kUnspecified;
+  const std::byte* base = nullptr;
+  int64_t cols = 0;
+  int64_t seq_stride = 0;
+  int64_t dim_stride = 0;
+  const int32_t* pages = nullptr;
+  int64_t page_size = 0;
+  int64_t page_stride = 0;
+};
+
+// Rows of sequence i; `n` is a query head for queries, a KV head for keys and values.
+HeadRows QueryRows(const AttentionProblem& problem, const ForwardBuffers& buffers, int64_t i,
+                   int64_t n);
+HeadRows KeyRows(const AttentionProblem& problem, const ForwardBuffers& buffers, int64_t i,
+                 int64_t n);
+HeadRows ValueRows(const AttentionProblem& problem, const ForwardBuffers& buffers, int64_t i,
+                   int64_t n);
+
+// Copies rows first .. first + count - 1 to dst [count, cols] as float32.
+void GatherRows(const HeadRows& rows, int64_t first, int64_t count, float* dst);
+
+// The same rows without a copy where they are float32 at regular distances, else gathered to
+// `scratch`, which has room for count * cols floats.
+FloatMatrix ReadRows(const HeadRows& rows, int64_t first, int64_t count, float* scratch);
+
+}  // namespace attnd

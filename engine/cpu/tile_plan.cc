@@ -1,0 +1,200 @@
+#include "engine/cpu/tile_plan.h"
+
+#include <algorithm>
+
+namespace attnd {
+namespace {
+
+constexpr int64_t kMaxTileRows = 4 * kBlockRows;  // K and V are read once for so many rows.
+constexpr int64_t kTargetTiles = 64;              // Enough to keep that many cores busy.
+constexpr int64_t kMinChunkKeys = 512;
+constexpr int64_t kUnownedBlockRows = 64;
+constexpr int64_t kAlignFloats = 16;  // 64 bytes
+constexpr int64_t kPadFloats = 64;    // A vector of the widest machine.
+
+// For a >= 0, without overflow.
+int64_t CeilDiv(int64_t a, int64_t b) { return a == 0 ? 0 : (a - 1) / b + 1; }
+
+int64_t Align(int64_t floats) { return CeilDiv(floats, kAlignFloats) * kAlignFloats; }
+
+// The last index whose first number is <= value: `first` rises, and first[count] is the total.
+int64_t Locate(const int64_t* first, int64_t count, int64_t value) {
+  return std::upper_bound(first, first + count + 1, value) - first - 1;
+}
+
+// Hands out aligned pieces of memory, or only counts them where there is none.
+class Carver {
+ public:
+  explicit Carver(float* base) : base_(base) {}
+
+  float* Floats(int64_t count) {
+    float* piece = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += Align(count);
+    return piece;
+  }
+  int64_t* Integers(int64_t count) { return reinterpret_cast<int64_t*>(Floats(2 * count)); }
+  int64_t used() const { return used_; }
+
+ private:
+  float* base_;
+  int64_t used_ = 0;
+};
+
+TileScratch CarveScratch(Carver& carver, const AttentionProblem& problem, int64_t rows) {
+  TileScratch scratch;
+  scratch.logits = carver.Floats(std::min(rows, kBlockRows) * kTileKeys + kPadFloats);
+  scratch.acc = carver.Floats(rows * problem.head_dim_v);
+  scratch.m = carver.Floats(rows);
+  scratch.l = carver.Floats(rows);
+  scratch.q = carver.Floats(rows * problem.head_dim_qk);
+  scratch.k = carver.Floats(kTileKeys * problem.head_dim_qk);
+  scratch.v = carver.Floats(kTileKeys * problem.head_dim_v);
+  scratch.visible = reinterpret_cast<KeyRange*>(carver.Integers(2 * rows));
+  return scratch;
+}
+
+}  // namespace
+
+TilePlan::TilePlan(const AttentionProblem& problem, int threads)
+    : problem_(problem), threads_(threads) {
+  const int64_t group = problem.num_heads / problem.num_kv_heads;
+  max_tile_rows_ = problem.max_seqlen_q >= kMaxTileRows
+                       ? kMaxTileRows
+                       : std::min(kMaxTileRows, problem.max_seqlen_q * group);
+  Carver scratch(nullptr);
+  CarveScratch(scratch, problem, max_tile_rows_);
+  scratch_floats_ = scratch.used();
+
+  Carver all(nullptr);
+  for (int table = 0; table < 3; ++table) all.Integers(problem.batch + 2);
+  for (int thread = 0; thread < threads; ++thread) all.Floats(scratch_floats_);
+  all.Floats(MaxPartialFloats());
+  workspace_bytes_ = all.used() * static_cast<int64_t>(sizeof(float));
+}
+
+void TilePlan::Bind(std::span<std::byte> workspace) {
+  Carver carver(reinterpret_cast<float*>(workspace.data()));
+  first_task_ = carver.Integers(problem_.batch + 2);
+  first_partial_ = carver.Integers(problem_.batch + 2);
+  first_unowned_ = carver.Integers(problem_.batch + 2);
+  scratch_ = carver.Floats(threads_ * scratch_floats_);
+  partials_ = carver.Floats(MaxPartialFloats());
+
+  int64_t tasks = 0;
+  int64_t partials = 0;
+  for (int64_t i = 0; i < problem_.batch; ++i) {
+    first_task_[i] = tasks;
+    first_partial_[i] = partials;
+    const Cut cut = CutSequence(problem_.sequences[static_cast<size_t>(i)]);
+    const int64_t chunks = problem_.num_kv_heads * cut.head_tiles * cut.row_tiles * cut.chunks;
+    tasks += chunks;
+    if (cut.chunks > 1) {
+      partials += chunks * cut.heads_per_tile * cut.rows_per_tile * (problem_.head_dim_v + 2);
+    }
+  }
+  first_task_[problem_.batch] = tasks;
+  first_partial_[problem_.batch] = partials;
+  has_partials_ = partials > 0;
+
+  int64_t blocks = 0;
+  for (int64_t gap = 0; gap < num_gaps(); ++gap) {
+    first_unowned_[gap] = blocks;
+    blocks += CeilDiv(GapAt(gap).num_rows, kUnownedBlockRows);
+  }
+  first_unowned_[num_gaps()] = blocks;
+}
+
+int64_t TilePlan::TargetTiles() const {
+  return problem_.batch_invariant ? kTargetTiles : CeilDiv(kTargetTiles, problem_.batch);
+}
+
+TilePlan::Cut TilePlan::CutSequence(const SequenceExtent& extent) const {
+  const int64_t group = problem_.num_heads / problem_.num_kv_heads;
+  Cut cut;
+  if (extent.q_len == 0) return cut;
+  if (extent.q_len < kBlockRows) {
+    cut.heads_per_tile = std::min(group, kBlockRows / extent.q_len);
+  }
+  cut.head_tiles = CeilDiv(group, cut.heads_per_tile);
+  const int64_t blocks = CeilDiv(extent.q_len, kBlockRows);
+  const int64_t heads = problem_.num_kv_heads * cut.head_tiles;
+  const int64_t blocks_per_tile =
+      std::clamp<int64_t>(heads * blocks / TargetTiles(), 1, kMaxTileRows / kBlockRows);
+  cut.rows_per_tile = std::min(extent.q_len, blocks_per_tile * kBlockRows);
+  cut.row_tiles = CeilDiv(extent.q_len, cut.rows_per_tile);
+  const int64_t wanted = TargetTiles() / (heads * cut.row_tiles);
+  cut.chunks =
+      std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, CeilDiv(extent.kv_len, kMinChunkKeys)));
+  return cut;
+}
+
+// Chunks are made only up to TargetTiles() of a sequence, and of single blocks.
+int64_t TilePlan::MaxPartialFloats() const {
+  if (problem_.max_seqlen_kv <= kMinChunkKeys) return 0;
+  const int64_t rows = std::min(kBlockRows, max_tile_rows_);
+  return problem_.batch * TargetTiles() * rows * (problem_.head_dim_v + 2);
+}
+
+Tile TilePlan::TaskAt(int64_t task) const {
+  task = num_tasks() - 1 - task;
+  Tile tile;
+  tile.sequence = Locate(first_task_, problem_.batch, task);
+  const SequenceExtent& extent = problem_.sequences[static_cast<size_t>(tile.sequence)];
+  const Cut cut = CutSequence(extent);
+  const int64_t group = problem_.num_heads / problem_.num_kv_heads;
+
+  // Within the sequence: row tile, then KV head, head tile and chunk.
+  int64_t rest = task - first_task_[tile.sequence];
+  const int64_t tile_number = rest / cut.chunks;
+  tile.chunk = rest % cut.chunks;
+  tile.num_chunks = cut.chunks;
+  rest = tile_number;
+  const int64_t head_tile = rest % cut.head_tiles;
+  rest /= cut.head_tiles;
+  tile.kv_head = rest % problem_.num_kv_heads;
+  const int64_t row_tile = rest / problem_.num_kv_heads;
+
+  tile.first_head = tile.kv_head * group + head_tile * cut.heads_per_tile;
+  tile.num_heads = std::min(cut.heads_per_tile, group - head_tile * cut.heads_per_tile);
+  tile.first_row = row_tile * cut.rows_per_tile;
+  tile.num_rows = std::min(cut.rows_per_tile, extent.q_len - tile.first_row);
+  if (cut.chunks > 1) {
+    tile.partial_stride = cut.heads_per_tile * cut.rows_per_tile * (problem_.head_dim_v + 2);
+    tile.partials =
+        partials_ + first_partial_[tile.sequence] + tile_number * cut.chunks * tile.partial_stride;
+  }
+  return tile;
+}
+
+UnownedRows TilePlan::GapAt(int64_t gap) const {
+  const auto index = static_cast<size_t>(gap);
+  if (!problem_.q_is_thd) {
+    const int64_t q_len = problem_.sequences[index].q_len;
+    return {gap, q_len, problem_.max_seqlen_q - q_len};
+  }
+  UnownedRows rows;
+  if (gap > 0) {
+    const SequenceExtent& before = problem_.sequences[index - 1];
+    rows.first_row = before.q_row + before.q_len;
+  }
+  const int64_t end =
+      gap < problem_.batch ? problem_.sequences[index].q_row : problem_.out_desc.shape[0];
+  rows.num_rows = end - rows.first_row;
+  return rows;
+}
+
+UnownedRows TilePlan::UnownedAt(int64_t block) const {
+  const int64_t gap = Locate(first_unowned_, num_gaps(), block);
+  UnownedRows rows = GapAt(gap);
+  const int64_t skipped = (block - first_unowned_[gap]) * kUnownedBlockRows;
+  rows.first_row += skipped;
+  rows.num_rows = std::min(rows.num_rows - skipped, kUnownedBlockRows);
+  return rows;
+}
+
+TileScratch TilePlan::ScratchOf(int thread) const {
+  Carver carver(scratch_ + thread * scratch_floats_);
+  return CarveScratch(carver, problem_, max_tile_rows_);
+}
+
+}  // namespace attnd

@@ -1,0 +1,71 @@
+#include "engine/cpu/tiled_attention.h"
+
+#include <cmath>
+#include <mutex>
+
+#include "engine/core/status.h"
+#include "engine/cpu/reference_attention.h"
+#include "engine/cpu/tile_plan.h"
+#include "engine/cpu/tile_worker.h"
+
+namespace attnd {
+namespace {
+
+// Scales and caps so far from 1 that float32 logits would overflow or vanish.
+bool ExceedsFloat(const AttentionProblem& problem) {
+  const double cap = problem.logit_softcap.value_or(1);
+  return std::abs(problem.scale) > 1e30 || cap > 1e30 || cap < 1e-30;
+}
+
+// The first error of any thread.
+class SharedStatus {
+ public:
+  void Update(const absl::Status& status) {
+    if (status.ok()) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    status_.Update(status);
+  }
+  absl::Status Get() const { return status_; }
+
+ private:
+  std::mutex mutex_;
+  absl::Status status_;
+};
+
+}  // namespace
+
+int64_t TiledWorkspaceBytes(const AttentionProblem& problem, int threads) {
+  return TilePlan(problem, threads).workspace_bytes();
+}
+
+absl::Status TiledForward(const AttentionProblem& problem, const ForwardBuffers& buffers,
+                          ThreadTeam& team) {
+  if (ExceedsFloat(problem)) return ReferenceForward(problem, buffers);
+  TilePlan plan(problem, team.size());
+  if (static_cast<int64_t>(buffers.workspace.size()) < plan.workspace_bytes()) {
+    return MakeError(absl::StatusCode::kInternal, reason::kInternal, "",
+                     "the workspace is smaller than the plan asked for");
+  }
+  plan.Bind(buffers.workspace);
+
+  const TileContext context = {problem, buffers};
+  const int64_t tasks = plan.num_tasks();
+  SharedStatus status;
+  team.ParallelFor(tasks + plan.num_unowned_blocks(), [&](int64_t task, int thread) {
+    if (task < tasks) {
+      status.Update(ComputeTile(context, plan.TaskAt(task), plan.ScratchOf(thread)));
+    } else {
+      ClearRows(context, plan.UnownedAt(task - tasks));
+    }
+  });
+  ATTND_RETURN_IF_ERROR(status.Get());
+  if (plan.has_partials()) {
+    team.ParallelFor(tasks, [&](int64_t task, int) {
+      const Tile tile = plan.TaskAt(task);
+      if (tile.num_chunks > 1 && tile.chunk == 0) MergeChunks(context, tile);
+    });
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace attnd
