@@ -90,6 +90,8 @@ absl::StatusOr<PreparedForward> Engine::Prepare(AttentionProblem problem, bool r
   work.problem = std::move(problem);
   work.backend = cpu_.get();
   ATTND_ASSIGN_OR_RETURN(work.plan, work.backend->BuildPlan(work.problem));
+  ATTND_RETURN_IF_ERROR(host_pool_->CheckCanEverHold(
+      DeviceBytes(work.problem, return_lse, work.plan->workspace_bytes())));
   ATTND_RETURN_IF_ERROR(AllocateMemory(*host_pool_, return_lse, work));
   return prepared;
 }

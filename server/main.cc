@@ -3,6 +3,7 @@
 // Exit codes: 0; 1 where an address cannot be listened on; 2 for settings that are wrong or not
 // built yet.
 
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 
@@ -27,6 +28,14 @@ ConfigSources SourcesOf(int argc, char** argv) {
           },
           .memory_bytes = UsableMemoryBytes(),
           .version = kVersion};
+}
+
+// glibc keeps what was freed, in an arena for each few threads, up to the largest block ever freed.
+// A server that runs for months gives it back: large blocks that should stay are the pool's to keep.
+void BoundRetainedMemory() {
+  mallopt(M_ARENA_MAX, 4);
+  mallopt(M_MMAP_THRESHOLD, 128 << 10);
+  mallopt(M_TRIM_THRESHOLD, 128 << 10);
 }
 
 int Run(const Config& config, const sigset_t& signals) {
@@ -55,6 +64,7 @@ int Run(const Config& config, const sigset_t& signals) {
 }  // namespace attnd
 
 int main(int argc, char** argv) {
+  attnd::BoundRetainedMemory();
   // Blocked before any thread starts, so that only sigwait gets them.
   sigset_t signals;
   sigemptyset(&signals);

@@ -1,8 +1,8 @@
 #include "server/server.h"
 
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -187,15 +187,19 @@ class GrpcServer final : public Server {
 
   void Stop(absl::Time deadline) {
     engine_.Drain(deadline);
+    // gRPC's own shutdown waits for idle clients to acknowledge it, and resets connections that
+    // still carry a reply. So the replies are waited for here, and the clients for a moment.
+    attention_.live_calls().WaitForNone(std::max(deadline, absl::Now() + kLastReplies));
     health_state_->Shutdown();
-    server_->Shutdown(absl::ToChronoTime(std::max(deadline, absl::Now() + kLastReplies)));
-    if (lone_health_server_ != nullptr) lone_health_server_->Shutdown();
+    for (grpc::Server* server : {server_.get(), lone_health_server_.get()}) {
+      if (server != nullptr) server->Shutdown(absl::ToChronoTime(absl::Now() + kLastClients));
+    }
     server_.reset();
     lone_health_server_.reset();
   }
 
-  // For replies that are on their way when the engine is done.
   static constexpr absl::Duration kLastReplies = absl::Seconds(1);
+  static constexpr absl::Duration kLastClients = absl::Milliseconds(200);
 
   const Config config_;
   Engine engine_;

@@ -5,7 +5,7 @@
 namespace attnd {
 namespace {
 
-constexpr int64_t kMaxTileRows = 4 * kBlockRows;  // K and V are read once for so many rows.
+constexpr int64_t kMaxTileRows = 2 * kBlockRows;  // K and V are read once for so many rows.
 constexpr int64_t kTargetTiles = 64;              // Enough to keep that many cores busy.
 constexpr int64_t kMinChunkKeys = 512;
 constexpr int64_t kUnownedBlockRows = 64;

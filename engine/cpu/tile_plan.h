@@ -16,8 +16,8 @@
 
 namespace attnd {
 
-inline constexpr int64_t kTileKeys = 512;   // Keys of one product.
-inline constexpr int64_t kBlockRows = 128;  // Query rows of one product.
+inline constexpr int64_t kTileKeys = 256;   // Keys of one product.
+inline constexpr int64_t kBlockRows = 256;  // Query rows of one product.
 
 struct Tile {
   int64_t sequence = 0;

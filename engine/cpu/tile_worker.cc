@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "engine/core/status.h"
 #include "engine/cpu/head_rows.h"
@@ -13,6 +14,9 @@
 
 namespace attnd {
 namespace {
+
+// Rows of one product where the mask cuts through a block, so that little is computed in vain.
+constexpr int64_t kMaskedBlockRows = 64;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -94,6 +98,7 @@ class TileComputation {
         keys_ = {first, last};
         k_ = ReadRows(k, first, last - first, scratch_.k);
         v_ = ReadRows(v, first, last - first, scratch_.v);
+        v_is_finite_.reset();
         for (int64_t row = 0; row < rows_; row += kBlockRows) {
           ATTND_RETURN_IF_ERROR(AddKeysToBlock(row, std::min(rows_, row + kBlockRows)));
         }
@@ -144,12 +149,23 @@ class TileComputation {
     q_ = {scratch_.q, p_.head_dim_qk};
   }
 
-  // Rows first_row .. last_row - 1 of the tile against keys_.
+  // Rows first_row .. last_row - 1 of the tile against keys_, in smaller pieces where some see less
+  // than others.
   absl::Status AddKeysToBlock(int64_t first_row, int64_t last_row) {
     KeyRange keys = UnionOfRows(first_row, last_row);
     keys = {std::max(keys.first, keys_.first), std::min(keys.last, keys_.last)};
     if (keys.first >= keys.last) return absl::OkStatus();
 
+    if (last_row - first_row > kMaskedBlockRows && IsMasked(first_row, last_row, keys)) {
+      for (int64_t row = first_row; row < last_row; row += kMaskedBlockRows) {
+        ATTND_RETURN_IF_ERROR(AddKeysToBlock(row, std::min(last_row, row + kMaskedBlockRows)));
+      }
+      return absl::OkStatus();
+    }
+    return MultiplyBlock(first_row, last_row, keys);
+  }
+
+  absl::Status MultiplyBlock(int64_t first_row, int64_t last_row, KeyRange keys) {
     SoftmaxBlock block;
     block.rows = last_row - first_row;
     block.keys = keys.last - keys.first;
@@ -168,14 +184,14 @@ class TileComputation {
                                                1.0f, q_.data + first_row * q_.ld, q_.ld, k, k_.ld,
                                                0.0f, block.logits, block.ld)));
     OnlineSoftmax(block);
-    return AddValues(block);
+    return AddValues(block, IsMasked(first_row, last_row, keys));
   }
 
   // acc += P V. A masked key has P = 0, and 0 * NaN would be NaN: where some row does not see some
   // key and V is not all finite, only visible keys are touched.
-  absl::Status AddValues(const SoftmaxBlock& block) {
+  absl::Status AddValues(const SoftmaxBlock& block, bool is_masked) {
     const float* v = v_.data + (block.first_key - keys_.first) * v_.ld;
-    if (IsMasked(block) && !IsFinite(v, block.keys)) {
+    if (is_masked && !VIsFinite()) {
       AddVisibleValues(block, v);
       return absl::OkStatus();
     }
@@ -183,17 +199,23 @@ class TileComputation {
                                 block.ld, v, v_.ld, 1.0f, block.acc, p_.head_dim_v));
   }
 
-  static bool IsMasked(const SoftmaxBlock& block) {
-    return std::any_of(block.visible, block.visible + block.rows, [&](const KeyRange& keys) {
-      return keys.first > block.first_key || keys.last < block.first_key + block.keys;
-    });
+  // Whether one of the rows does not see all of `keys`.
+  bool IsMasked(int64_t first_row, int64_t last_row, KeyRange keys) const {
+    return std::any_of(scratch_.visible + first_row, scratch_.visible + last_row,
+                       [&](const KeyRange& visible) {
+                         return visible.first > keys.first || visible.last < keys.last;
+                       });
   }
 
-  bool IsFinite(const float* v, int64_t keys) const {
-    for (int64_t j = 0; j < keys; ++j) {
-      if (!AllFinite(v + j * v_.ld, p_.head_dim_v)) return false;
+  // Of all the keys at hand; looked at once, and only where it matters.
+  bool VIsFinite() {
+    if (!v_is_finite_) {
+      v_is_finite_ = true;
+      for (int64_t j = 0; j < keys_.last - keys_.first && *v_is_finite_; ++j) {
+        v_is_finite_ = AllFinite(v_.data + j * v_.ld, p_.head_dim_v);
+      }
     }
-    return true;
+    return *v_is_finite_;
   }
 
   void AddVisibleValues(const SoftmaxBlock& block, const float* v) const {
@@ -216,9 +238,11 @@ class TileComputation {
   const SequenceExtent& extent_;
   const int64_t rows_;
   RowState state_;
-  FloatMatrix q_;      // [rows_, d_qk]
-  KeyRange keys_;      // Of the key tile at hand:
-  FloatMatrix k_, v_;  // [keys, d_qk], [keys, d_v]
+  FloatMatrix q_;  // [rows_, d_qk]
+  KeyRange keys_;  // Of the key tile at hand:
+  FloatMatrix k_;  // [keys, d_qk]
+  FloatMatrix v_;  // [keys, d_v]
+  std::optional<bool> v_is_finite_;
 };
 
 }  // namespace

@@ -1,7 +1,6 @@
 // Host memory for a pool: aligned blocks, kept by size after use.
 //
-// Of one size at most the blocks that were once in use together are kept, so the cache cannot grow
-// past the pool's high-water mark; Trim gives the largest back first.
+// Trim gives the largest back first.
 
 #include <cstdlib>
 #include <map>

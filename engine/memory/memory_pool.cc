@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kSmallestBlock = 4096;
 constexpr int64_t kAlignment = 64;
+constexpr int64_t kPeakWindow = 256;  // Allocations.
 constexpr absl::Duration kRetryAfter = absl::Milliseconds(50);
 
 // Rounds up to an eighth of the power of two below, so that a freed block fits the next request of
@@ -60,28 +61,40 @@ absl::StatusOr<PoolBuffer> MemoryPool::Allocate(int64_t bytes) {
   }
   std::byte* data = nullptr;
   if (block <= have) {
-    Trim(std::min(CachedBytes(), have - block));
     data = Obtain(block);
   }
   if (data == nullptr) {
     ++stats_.refusals;
-    absl::Status status = MakeError(
-        absl::StatusCode::kResourceExhausted, reason::kPoolExhausted, "",
-        absl::StrCat("the memory pool (", flag_, ") cannot hold the request: need ", block,
-                     " bytes, have ", std::max<int64_t>(have, 0), " of ", capacity_));
+    absl::Status status = Refusal(block, have);
     return block > capacity_ ? status : WithRetryAfter(std::move(status), kRetryAfter);
   }
   ++stats_.allocations;
   stats_.in_use_bytes += block;
   stats_.high_water_bytes = std::max(stats_.high_water_bytes, stats_.in_use_bytes);
+  if (stats_.allocations % kPeakWindow == 0) previous_peak_ = std::exchange(peak_, 0);
+  peak_ = std::max(peak_, stats_.in_use_bytes);
+  TrimToRecentPeak();
   return PoolBuffer(shared_from_this(), data, bytes, block);
+}
+
+absl::Status MemoryPool::CheckCanEverHold(int64_t bytes) const {
+  return bytes <= capacity_ ? absl::OkStatus() : Refusal(bytes, capacity_);
+}
+
+absl::Status MemoryPool::Refusal(int64_t need, int64_t have) const {
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kPoolExhausted, "",
+                   absl::StrCat("the memory pool (", flag_, ") cannot hold the request: need ",
+                                need, " bytes, have ", have, " of ", capacity_));
 }
 
 void MemoryPool::Return(std::byte* data, int64_t block_bytes) {
   std::lock_guard lock(mutex_);
   stats_.in_use_bytes -= block_bytes;
   Release(data, block_bytes);
+  TrimToRecentPeak();
 }
+
+void MemoryPool::TrimToRecentPeak() { Trim(std::max(peak_, previous_peak_) - stats_.in_use_bytes); }
 
 PoolStats MemoryPool::stats() const {
   std::lock_guard lock(mutex_);

@@ -61,25 +61,33 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   // unless the block could never fit.
   absl::StatusOr<PoolBuffer> Allocate(int64_t bytes);
 
+  // RESOURCE_EXHAUSTED, without a retry hint, where `bytes` in all pass the cap whatever is free.
+  absl::Status CheckCanEverHold(int64_t bytes) const;
+
   PoolStats stats() const;
 
  protected:
   // Backing memory. Obtain may return null; Release gets what Obtain returned.
   virtual std::byte* Obtain(int64_t block_bytes) = 0;
   virtual void Release(std::byte* data, int64_t block_bytes) = 0;
-  // Frees cached blocks until at most `keep_bytes` are cached; called before the cap is passed.
+  // Frees cached blocks until at most `keep_bytes` are cached.
   virtual void Trim(int64_t keep_bytes) = 0;
   // Bytes that Release kept. Called with the lock held.
   virtual int64_t CachedBytes() const = 0;
 
  private:
   friend class PoolBuffer;
+  absl::Status Refusal(int64_t need, int64_t have) const;
   void Return(std::byte* data, int64_t block_bytes);
+  // Cached blocks make the pool no larger than what was lately in use together.
+  void TrimToRecentPeak();
 
   const int64_t capacity_;
   const std::string flag_;
   mutable std::mutex mutex_;
   PoolStats stats_;
+  int64_t peak_ = 0;           // Most bytes in use in this window of allocations,
+  int64_t previous_peak_ = 0;  // and in the one before.
 };
 
 // Host memory in size classes an eighth apart; freed blocks are kept for reuse, because fresh pages

@@ -17,8 +17,12 @@ namespace {
 // `done` comes before that, because only it finishes the call.
 class ForwardCall final : public grpc::ServerUnaryReactor {
  public:
-  ForwardCall(const grpc::CallbackServerContext& context, grpc::ByteBuffer* reply)
-      : reply_(reply), cancellation_(std::make_shared<CancellationToken>()) {
+  ForwardCall(const grpc::CallbackServerContext& context, grpc::ByteBuffer* reply,
+              LiveCalls& live_calls)
+      : reply_(reply),
+        live_calls_(live_calls),
+        cancellation_(std::make_shared<CancellationToken>()) {
+    live_calls_.Begin();
     deadline_ = context.deadline() == std::chrono::system_clock::time_point::max()
                     ? absl::InfiniteFuture()
                     : absl::FromChrono(context.deadline());
@@ -35,7 +39,10 @@ class ForwardCall final : public grpc::ServerUnaryReactor {
   }
 
   void OnCancel() override { cancellation_->Cancel(); }
-  void OnDone() override { delete this; }
+  void OnDone() override {
+    live_calls_.End();
+    delete this;
+  }
 
  private:
   // Checks in the contract's order: contradictions, then what is not built, then memory.
@@ -63,6 +70,7 @@ class ForwardCall final : public grpc::ServerUnaryReactor {
   }
 
   grpc::ByteBuffer* const reply_;
+  LiveCalls& live_calls_;
   const std::shared_ptr<CancellationToken> cancellation_;
   absl::Time deadline_;
   wire::DecodedForward decoded_;
@@ -70,10 +78,25 @@ class ForwardCall final : public grpc::ServerUnaryReactor {
 
 }  // namespace
 
+void LiveCalls::Begin() {
+  std::lock_guard lock(mutex_);
+  ++count_;
+}
+
+void LiveCalls::End() {
+  std::lock_guard lock(mutex_);
+  if (--count_ == 0) changed_.notify_all();
+}
+
+void LiveCalls::WaitForNone(absl::Time deadline) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_until(lock, absl::ToChronoTime(deadline), [this] { return count_ == 0; });
+}
+
 grpc::ServerUnaryReactor* AttentionService::Forward(grpc::CallbackServerContext* context,
                                                     const grpc::ByteBuffer* request,
                                                     grpc::ByteBuffer* reply) {
-  auto* call = new ForwardCall(*context, reply);
+  auto* call = new ForwardCall(*context, reply, live_calls_);
   call->Start(engine_, *request);
   return call;
 }

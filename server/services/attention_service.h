@@ -3,6 +3,10 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+
 #include "attnd/v1/attention.grpc.pb.h"
 #include "engine/engine.h"
 #include "server/services/calls.h"
@@ -12,6 +16,20 @@ namespace attnd {
 using RawAttentionService = v1::Attention::WithRawCallbackMethod_Forward<
     v1::Attention::WithRawCallbackMethod_Backward<v1::Attention::WithRawCallbackMethod_Plan<
         v1::Attention::WithRawCallbackMethod_Merge<v1::Attention::Service>>>>;
+
+// Counts calls from their start until gRPC has done with them, their replies sent. Thread-safe.
+class LiveCalls {
+ public:
+  void Begin();
+  void End();
+  // Blocks until there is none, or `deadline` has passed.
+  void WaitForNone(absl::Time deadline);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t count_ = 0;
+};
 
 class AttentionService final : public RawAttentionService {
  public:
@@ -26,8 +44,12 @@ class AttentionService final : public RawAttentionService {
   ATTND_REFUSE_UNARY(Attention, Backward)
   ATTND_REFUSE_UNARY(Attention, Merge)
 
+  // Forward calls that are being answered.
+  LiveCalls& live_calls() { return live_calls_; }
+
  private:
   Engine& engine_;
+  LiveCalls live_calls_;
 };
 
 }  // namespace attnd

@@ -61,7 +61,7 @@ TEST_F(TiledAttention, AgreesOnMasksOfAllSmallShapes) {
 }
 
 TEST_F(TiledAttention, AgreesAtTheEdgesOfTiles) {
-  const int64_t sizes[] = {1, 127, 128, 129, 511, 512, 513, 700};
+  const int64_t sizes[] = {1, 64, 65, 256, 257, 600};
   for (const int64_t s_q : sizes) {
     for (const int64_t s_kv : sizes) {
       for (const bool causal : {false, true}) {
@@ -98,7 +98,7 @@ TEST_F(TiledAttention, AgreesOnDecodeWithManyKeys) {
         options.lengths = {{q_len, kv_len}, {q_len, kv_len / 2}};
         options.heads = 2 * group;
         options.kv_heads = 2;
-        options.d_qk = options.d_v = 16;
+        options.d_qk = options.d_v = 8;
         options.mask = {std::nullopt, 0, true};
         ExpectAgreement(options, backend_);
       }
@@ -129,7 +129,7 @@ TEST_F(TiledAttention, AgreesOnRandomProblems) {
   const auto pick = [&](std::initializer_list<int64_t> choices) {
     return *(choices.begin() + static_cast<int64_t>(random() % choices.size()));
   };
-  for (uint64_t seed = 1; seed <= 300; ++seed) {
+  for (uint64_t seed = 1; seed <= 150; ++seed) {
     CaseOptions options;
     options.seed = seed;
     options.dtype = static_cast<DType>(pick({1, 2, 3}));

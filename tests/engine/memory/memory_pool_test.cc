@@ -74,14 +74,33 @@ TEST_P(MemoryPoolTest, UsesTheWholeCap) {
   EXPECT_TRUE(Make(1'000'001)->Allocate(1'000'000).ok());
 }
 
-TEST_P(MemoryPoolTest, KeepsFreedBlocksWithinTheCap) {
-  auto pool = Make(1 << 20);
-  { auto a = pool->Allocate(600 << 10); }
-  { auto b = pool->Allocate(700 << 10); }  // Does not fit beside the cached one.
+TEST_P(MemoryPoolTest, KeepsNoMoreThanWasOnceInUseTogether) {
+  auto pool = Make(64 << 20);
+  for (int64_t bytes = 4096; bytes < (1 << 20); bytes += 4096) {
+    auto buffer = pool->Allocate(bytes);  // A size class of its own, every few times.
+    const PoolStats stats = pool->stats();
+    ASSERT_LE(stats.in_use_bytes + stats.cached_bytes, stats.high_water_bytes);
+  }
   const PoolStats stats = pool->stats();
   EXPECT_EQ(stats.in_use_bytes, 0);
-  EXPECT_LE(stats.cached_bytes, 1 << 20);
   EXPECT_GT(stats.cached_bytes, 0);
+  EXPECT_LE(stats.cached_bytes, stats.high_water_bytes);
+}
+
+TEST_P(MemoryPoolTest, GivesBackWhatALargeRequestLeft) {
+  auto pool = Make(64 << 20);
+  { auto large = pool->Allocate(32 << 20); }
+  EXPECT_GE(pool->stats().cached_bytes, 32 << 20);
+  for (int i = 0; i < 1000; ++i) auto small = pool->Allocate(4096);
+  EXPECT_EQ(pool->stats().cached_bytes, 4096);
+}
+
+TEST_P(MemoryPoolTest, SaysWhatItCanNeverHold) {
+  auto pool = Make(1 << 20);
+  EXPECT_TRUE(pool->CheckCanEverHold(1 << 20).ok());
+  const absl::Status refusal = pool->CheckCanEverHold((1 << 20) + 1);
+  EXPECT_EQ(refusal.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(ErrorRetryAfter(refusal).has_value());
 }
 
 TEST_P(MemoryPoolTest, ReusesAFreedBlock) {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/core/status.h"
-#include "fake_work.h"
+#include "tests/engine/sched/fake_work.h"
 
 namespace attnd {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "absl/time/clock.h"
 #include "engine/core/status.h"
-#include "fake_work.h"
+#include "tests/engine/sched/fake_work.h"
 
 namespace attnd {
 namespace {

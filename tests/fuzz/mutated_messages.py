@@ -1,0 +1,175 @@
+"""Mutated Forward and Plan messages against a real server: mutated_messages.py.
+
+100,000 messages (environment: ATTND_FUZZ_MESSAGES, ATTND_FUZZ_SEED) must each get an answer that a
+peer can cause; the server must live, be right afterwards, and not grow after the first 10,000.
+"""
+
+import asyncio
+import collections
+import itertools
+import os
+import pathlib
+import sys
+import time
+import unittest
+
+import grpc
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
+import malformed_cases
+import sample_requests
+from mutations import Mutator
+from server_process import ServerProcess
+
+from attnd.v1 import attention_pb2, types_pb2
+
+MESSAGES = int(os.environ.get("ATTND_FUZZ_MESSAGES", "100000"))
+SEED = int(os.environ.get("ATTND_FUZZ_SEED", "20240229"))
+WARM_UP = 10_000  # Messages after which the server's memory must not grow...
+MOST_GROWTH = 0.05  # ... by more than this.
+CHANNELS = 4
+IN_FLIGHT = 8
+# A leak shows on every server; a burst that leaves glibc's heap in pieces shows on one now and then.
+SERVERS = 3
+ANSWER_SECONDS = 120
+ANSWERS = {
+    grpc.StatusCode.OK,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+METHODS = {
+    attention_pb2.ForwardRequest: "/attnd.v1.Attention/Forward",
+    attention_pb2.PlanRequest: "/attnd.v1.Attention/Plan",
+}
+# Small, so that mutants with large outputs are refused as well as answered.
+POOL = "--pinned-pool=1MiB"
+
+
+def make_corpus():
+    """Every sample, some with masks, lengths, placements and values, and the plans of all."""
+    forwards = []
+    for i, layout in enumerate(sample_requests.LAYOUTS):
+        request = sample_requests.sample(layout)
+        forwards.append(request)
+        varied = attention_pb2.ForwardRequest()
+        varied.CopyFrom(request)
+        varied.return_lse = True
+        varied.spec.causal = i % 3
+        varied.spec.window.left = i % 4
+        varied.spec.window_alignment = varied.spec.causal or 1 + i % 2
+        varied.spec.scale = 0.5
+        if i % 2:
+            varied.spec.logit_softcap = 30
+            varied.out_placement.values.SetInParent()
+            varied.lse_placement.values.SetInParent()
+        forwards.append(varied)
+    by_hand = sample_requests.sample("BS3HD")
+    by_hand.inputs.qkv.CopyFrom(
+        types_pb2.Tensor(
+            dtype=types_pb2.DATA_TYPE_BFLOAT16, shape=[1, 2, 3, 1, 1], values=[1, 2, 3, 4, 5, 6]
+        )
+    )
+    by_hand.spec.dtype = types_pb2.DATA_TYPE_BFLOAT16
+    by_hand.sequences.cu_seqlens_q.extend((0, 1))
+    by_hand.sequences.cu_seqlens_kv.extend((0, 1))
+    forwards.append(by_hand)
+    forwards.extend(case.request() for case in malformed_cases.NOT_BUILT)
+    return forwards + [sample_requests.plan_of(request) for request in forwards]
+
+
+def resident_kib(pid):
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
+    return int(line.split()[1])
+
+
+class Fuzzer:
+    """Sends mutants over several channels, many at once, and counts the answers.
+
+    Attributes:
+      answers: {(method, code): number}.
+      wrong: (method, message, code, details) of answers that no peer should cause; at most 5.
+    """
+
+    def __init__(self, address, seed):
+        self._address = address
+        corpus = make_corpus()
+        self._methods = [METHODS[type(message)] for message in corpus]
+        self._mutator = Mutator(corpus, seed)
+        self.answers = collections.Counter()
+        self.wrong = []
+
+    def send(self, count):
+        asyncio.run(self._send(count))
+
+    async def _send(self, count):
+        numbers = iter(range(count))
+        options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+        channels = [grpc.aio.insecure_channel(self._address, options) for _ in range(CHANNELS)]
+        calls = [
+            {method: channel.unary_unary(method) for method in METHODS.values()}
+            for channel in channels
+        ]
+        try:
+            lanes = itertools.islice(itertools.cycle(calls), IN_FLIGHT)
+            await asyncio.gather(*(self._lane(call, numbers) for call in lanes))
+        finally:
+            for channel in channels:
+                await channel.close()
+
+    async def _lane(self, calls, numbers):
+        for _ in numbers:
+            index, message = self._mutator.next()
+            method = self._methods[index]
+            call = calls[method](message, timeout=ANSWER_SECONDS)
+            code = await call.code()
+            self.answers[method, code] += 1
+            if code not in ANSWERS and len(self.wrong) < 5:
+                self.wrong.append((method, message.hex(), code, await call.details()))
+
+
+class MutatedMessagesTest(unittest.TestCase):
+    def test_mutants_are_answered_and_the_server_neither_dies_nor_grows(self):
+        for number in range(SERVERS):
+            early, late = self.fuzz_one_server(SEED + number)
+            if late < early * (1 + MOST_GROWTH):
+                return
+        self.fail(f"each of {SERVERS} servers grew by more than {MOST_GROWTH:.0%}")
+
+    def fuzz_one_server(self, seed):
+        """Resident KiB after WARM_UP messages and after all."""
+        start = time.monotonic()
+        warm_up = min(WARM_UP, MESSAGES)
+        with ServerProcess(arguments=[POOL]) as server:
+            fuzzer = Fuzzer(server.address, seed)
+            fuzzer.send(warm_up)
+            early = resident_kib(server.pid)
+            fuzzer.send(MESSAGES - warm_up)
+            late = resident_kib(server.pid)
+            for (method, code), number in sorted(
+                fuzzer.answers.items(), key=lambda item: (item[0][0], item[0][1].name)
+            ):
+                print(f"{method} {code.name}: {number}")
+            print(f"resident after {warm_up} messages: {early} KiB, after {MESSAGES}: {late} KiB")
+            print(f"{time.monotonic() - start:.1f} s, seed {seed}")
+            self.check_answers(fuzzer)
+            known = sample_requests.KnownRequest()
+            with sample_requests.open_channel(server.address) as channel:
+                forward = channel.unary_unary(METHODS[attention_pb2.ForwardRequest])
+                answer = forward(known.request.SerializeToString(), timeout=ANSWER_SECONDS)
+            known.check(attention_pb2.ForwardResponse.FromString(answer))
+        return early, late
+
+    def check_answers(self, fuzzer):
+        self.assertEqual(fuzzer.wrong, [])
+        self.assertEqual(fuzzer.answers.total(), MESSAGES)
+        # The mutants reach every depth: nonsense, contradictions, and requests that run.
+        for method in METHODS.values():
+            self.assertGreater(fuzzer.answers[method, grpc.StatusCode.OK], MESSAGES // 100)
+            invalid = fuzzer.answers[method, grpc.StatusCode.INVALID_ARGUMENT]
+            self.assertGreater(invalid, MESSAGES // 10)
+
+
+if __name__ == "__main__":
+    unittest.main()
