@@ -181,7 +181,9 @@ int64_t CountPages(const TensorView& view, const AttentionProblem& p, const Exte
   return view.strides.batch == 0 ? kMostPages : std::min(room / view.strides.batch + 1, kMostPages);
 }
 
-absl::Status CheckBounds(const TensorView& view, int which, const Extents& extents,
+// Checks that the view lies inside its buffer; with `derive` (Plan without inputs) makes the buffer
+// just large enough instead.
+absl::Status CheckBounds(const TensorView& view, int which, const Extents& extents, bool derive,
                          AttentionProblem& p) {
   const std::optional<int64_t> end = End(view, p.dtype, extents);
   if (!end) {
@@ -189,6 +191,11 @@ absl::Status CheckBounds(const TensorView& view, int which, const Extents& exten
                         "reaches past 2^63 bytes with these strides");
   }
   std::optional<TensorDesc>& desc = p.inputs[static_cast<int>(view.buffer)];
+  if (derive) {
+    if (!desc) desc = TensorDesc{p.dtype, {0}};
+    desc->shape[0] = std::max(desc->shape[0], *end);
+    return absl::OkStatus();
+  }
   const int64_t have = *NumElements(desc->shape);
   if (*end <= have) return absl::OkStatus();
   return InvalidField(
@@ -197,22 +204,27 @@ absl::Status CheckBounds(const TensorView& view, int which, const Extents& exten
                    have, " elements (shape ", ShapeString(desc->shape), ")"));
 }
 
-// A buffer just large enough for the view: Plan without inputs.
-absl::Status GrowBuffer(const TensorView& view, int which, const Extents& extents,
-                        AttentionProblem& p) {
-  const std::optional<int64_t> end = End(view, p.dtype, extents);
-  if (!end) {
-    return InvalidField(reason::kOverflow, kViewFields[which],
-                        "reaches past 2^63 bytes with these strides");
+// What each of q, k and v covers of its buffer. A THD side is used up to its last row, a paged one
+// as a whole pool.
+std::array<Extents, 3> ExtentsOf(const AttentionSpec& spec, const Sequences& sequences,
+                                 const AttentionProblem& p) {
+  const int64_t h = *spec.num_heads, g = *spec.num_kv_heads;
+  const int64_t d_qk = *spec.head_dim_qk, d_v = *spec.head_dim_v;
+  auto side = [&](bool is_thd, const std::vector<int64_t>& padded, const std::vector<int64_t>& cu,
+                  int64_t max_seqlen) {
+    return is_thd ? Extents{1, padded.empty() ? cu.back() : padded.back(), 1, 1}
+                  : Extents{p.batch, max_seqlen, 1, 1};
+  };
+  const Extents q =
+      side(p.q_is_thd, sequences.cu_seqlens_q_padded, sequences.cu_seqlens_q, p.max_seqlen_q);
+  Extents k =
+      side(p.kv_is_thd, sequences.cu_seqlens_kv_padded, sequences.cu_seqlens_kv, p.max_seqlen_kv);
+  Extents v = k;
+  if (p.is_paged) {
+    k = {p.num_pages_k, p.page_size, 1, 1};
+    v = {p.num_pages_v, p.page_size, 1, 1};
   }
-  std::optional<TensorDesc>& desc = p.inputs[static_cast<int>(view.buffer)];
-  if (!desc) desc = TensorDesc{p.dtype, {0}};
-  desc->shape[0] = std::max(desc->shape[0], *end);
-  return absl::OkStatus();
-}
-
-int64_t RowsInUse(const std::vector<int64_t>& padded, const std::vector<int64_t>& cu) {
-  return padded.empty() ? cu.back() : padded.back();
+  return {Extents{q.batch, q.seq, h, d_qk}, {k.batch, k.seq, g, d_qk}, {v.batch, v.seq, g, d_v}};
 }
 
 }  // namespace
@@ -236,26 +248,9 @@ absl::Status ResolveStrided(const AttentionSpec& spec, const Sequences& sequence
     sizes.pages_v.value = CountPages(p.v, p, {1, *spec.page_size, g, *spec.head_dim_v}, sequences);
   }
   ATTND_RETURN_IF_ERROR(ResolveSequences(spec, sequences, false, sizes, p));
-  auto extents = [&](bool thd, const std::vector<int64_t>& padded, const std::vector<int64_t>& cu,
-                     int64_t max_seqlen) {
-    return thd ? Extents{1, RowsInUse(padded, cu), 1, 1} : Extents{p.batch, max_seqlen, 1, 1};
-  };
-  Extents q =
-      extents(p.q_is_thd, sequences.cu_seqlens_q_padded, sequences.cu_seqlens_q, p.max_seqlen_q);
-  q.heads = *spec.num_heads;
-  q.dims = *spec.head_dim_qk;
-  Extents k = extents(p.kv_is_thd, sequences.cu_seqlens_kv_padded, sequences.cu_seqlens_kv,
-                      p.max_seqlen_kv);
-  if (p.is_paged) k = {p.num_pages_k, p.page_size, 1, 1};
-  k.heads = g;
-  k.dims = *spec.head_dim_qk;
-  Extents v = k;
-  if (p.is_paged) v.batch = p.num_pages_v;
-  v.dims = *spec.head_dim_v;
-  const Extents all[] = {q, k, v};
+  const std::array<Extents, 3> all = ExtentsOf(spec, sequences, p);
   for (int i = 0; i < 3; ++i) {
-    ATTND_RETURN_IF_ERROR(derive ? GrowBuffer(*views[i], i, all[i], p)
-                                 : CheckBounds(*views[i], i, all[i], p));
+    ATTND_RETURN_IF_ERROR(CheckBounds(*views[i], i, all[i], derive, p));
   }
   return absl::OkStatus();
 }
