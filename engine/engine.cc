@@ -15,7 +15,17 @@ int64_t BytesOf(const TensorDesc& desc) {
   return *NumBytes(desc);  // Resolve checked that it does not pass 2^63.
 }
 
-// Inputs, outputs and workspace. Plan takes shapes that no memory could hold: saturates.
+int64_t PageTableBytes(const AttentionProblem& problem) {
+  return problem.batch * problem.pages_per_sequence * static_cast<int64_t>(sizeof(int32_t));
+}
+
+std::span<const int32_t> Table(const PoolBuffer& buffer) {
+  return {reinterpret_cast<const int32_t*>(buffer.data()),
+          static_cast<size_t>(buffer.size()) / sizeof(int32_t)};
+}
+
+// Inputs, page tables, outputs and workspace. Plan takes shapes that no memory could hold:
+// saturates.
 int64_t DeviceBytes(const AttentionProblem& problem, bool with_lse, int64_t workspace_bytes) {
   int64_t total = workspace_bytes;
   auto add = [&](const TensorDesc& desc) {
@@ -23,6 +33,9 @@ int64_t DeviceBytes(const AttentionProblem& problem, bool with_lse, int64_t work
   };
   for (const auto& input : problem.inputs) {
     if (input) add(*input);
+  }
+  if (problem.is_paged && __builtin_add_overflow(total, 2 * PageTableBytes(problem), &total)) {
+    total = INT64_MAX;
   }
   add(problem.out_desc);
   if (with_lse) add(problem.lse_desc);
@@ -43,11 +56,9 @@ absl::Status AllocateMemory(MemoryPool& pool, bool with_lse, ForwardWork& work) 
   ATTND_RETURN_IF_ERROR(allocate(BytesOf(p.out_desc), work.out));
   if (with_lse) ATTND_RETURN_IF_ERROR(allocate(BytesOf(p.lse_desc), work.lse));
   ATTND_RETURN_IF_ERROR(allocate(work.plan->workspace_bytes(), work.workspace));
-  if (p.is_paged) {
-    work.page_table_k.resize(p.batch * p.pages_per_sequence);
-    work.page_table_v.resize(p.batch * p.pages_per_sequence);
-  }
-  return absl::OkStatus();
+  if (!p.is_paged) return absl::OkStatus();
+  ATTND_RETURN_IF_ERROR(allocate(PageTableBytes(p), work.page_table_k));
+  return allocate(PageTableBytes(p), work.page_table_v);
 }
 
 }  // namespace
@@ -74,6 +85,7 @@ absl::StatusOr<PlanReport> Engine::Plan(const ForwardDescription& d) const {
     report.workspace_bytes = plan->workspace_bytes();
     report.device_bytes = DeviceBytes(problem, d.return_lse, report.workspace_bytes);
     report.deterministic_available = true;
+    report.support = host_pool_->CheckCanEverHold(report.device_bytes);
   }
   report.problem = std::move(problem);
   return report;
@@ -83,7 +95,7 @@ absl::StatusOr<AttentionProblem> Engine::Check(const ForwardDescription& d) cons
   return Resolve(d.spec, d.sequences, d.inputs, {.out_dtype = d.out_dtype});
 }
 
-absl::StatusOr<PreparedForward> Engine::Prepare(AttentionProblem problem, bool return_lse) const {
+absl::StatusOr<PreparedForward> Engine::Prepare(AttentionProblem problem, bool return_lse) {
   PreparedForward prepared;
   prepared.work_ = std::make_unique<ForwardWork>();
   ForwardWork& work = *prepared.work_;
@@ -92,7 +104,20 @@ absl::StatusOr<PreparedForward> Engine::Prepare(AttentionProblem problem, bool r
   ATTND_ASSIGN_OR_RETURN(work.plan, work.backend->BuildPlan(work.problem));
   ATTND_RETURN_IF_ERROR(host_pool_->CheckCanEverHold(
       DeviceBytes(work.problem, return_lse, work.plan->workspace_bytes())));
-  ATTND_RETURN_IF_ERROR(AllocateMemory(*host_pool_, return_lse, work));
+  absl::Status status = AllocateMemory(*host_pool_, return_lse, work);
+  if (!status.ok()) {
+    // What waits in the queue and will never run makes room.
+    std::vector<Batcher::WorkPtr> dropped;
+    batcher_.Sweep(absl::Now(), dropped);
+    if (dropped.empty()) return status;
+    DropAll(std::move(dropped), absl::Now(), absl::OkStatus());
+    ForwardWork again;
+    again.problem = std::move(work.problem);
+    again.backend = work.backend;
+    again.plan = std::move(work.plan);
+    work = std::move(again);
+    ATTND_RETURN_IF_ERROR(AllocateMemory(*host_pool_, return_lse, work));
+  }
   return prepared;
 }
 
@@ -100,9 +125,10 @@ void Engine::Submit(PreparedForward prepared, RequestContext context, ForwardDon
   std::unique_ptr<ForwardWork> work = std::move(prepared.work_);
   absl::Status status;
   if (const AttentionProblem& p = work->problem; p.is_paged) {
-    status = CheckPageTable(p, work->page_table_k, p.num_pages_k, "sequences.page_table_k");
+    status = CheckPageTable(p, Table(work->page_table_k), p.num_pages_k, "sequences.page_table_k");
     if (status.ok()) {
-      status = CheckPageTable(p, work->page_table_v, p.num_pages_v, "sequences.page_table_v");
+      status =
+          CheckPageTable(p, Table(work->page_table_v), p.num_pages_v, "sequences.page_table_v");
     }
   }
   std::vector<Batcher::WorkPtr> dropped;
@@ -131,6 +157,8 @@ void Engine::Drain(absl::Time deadline) {
   DropAll(batcher_.TakeAll(), absl::Now(),
           MakeError(absl::StatusCode::kUnavailable, reason::kDraining, "",
                     "the server stopped before the request was launched"));
+  if (worker_ == nullptr) return;
+  if (!worker_->WaitUntilEnded(deadline)) worker_->Abandon();
   worker_.reset();
 }
 

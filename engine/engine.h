@@ -38,11 +38,11 @@ struct ForwardDescription {
 
 // What would run, and what it needs.
 struct PlanReport {
-  absl::Status support;  // OK, or UNIMPLEMENTED with the reason.
+  absl::Status support;  // OK; UNIMPLEMENTED with the reason; RESOURCE_EXHAUSTED: it never fits.
   std::string backend;
   std::string engine;
   int64_t workspace_bytes = 0;
-  int64_t device_bytes = 0;  // Inputs, outputs and workspace.
+  int64_t device_bytes = 0;  // Inputs, page tables, outputs and workspace.
   bool deterministic_available = false;
   AttentionProblem problem;
 };
@@ -56,13 +56,17 @@ class PreparedForward {
     return work_->inputs[static_cast<int>(buffer)].bytes();
   }
   // [b, pages], row-major; empty unless paged.
-  std::span<int32_t> page_table_k() { return work_->page_table_k; }
-  std::span<int32_t> page_table_v() { return work_->page_table_v; }
+  std::span<int32_t> page_table_k() const { return Table(work_->page_table_k); }
+  std::span<int32_t> page_table_v() const { return Table(work_->page_table_v); }
   // How long writing the inputs took, for the report.
   void set_copy_in(absl::Duration duration) { work_->copy_in = duration; }
 
  private:
   friend class Engine;
+  static std::span<int32_t> Table(const PoolBuffer& buffer) {
+    return {reinterpret_cast<int32_t*>(buffer.data()),
+            static_cast<size_t>(buffer.size()) / sizeof(int32_t)};
+  }
   std::unique_ptr<ForwardWork> work_;
 };
 
@@ -80,15 +84,14 @@ class Engine {
   absl::StatusOr<AttentionProblem> Check(const ForwardDescription& description) const;
 
   // UNIMPLEMENTED where no backend computes it, RESOURCE_EXHAUSTED where the pool cannot hold it.
-  absl::StatusOr<PreparedForward> Prepare(AttentionProblem problem, bool return_lse) const;
+  absl::StatusOr<PreparedForward> Prepare(AttentionProblem problem, bool return_lse);
 
   // Queues the request. `done` runs exactly once: here if it is refused (page tables that leave the
   // pool, full queue, draining), else on a worker.
   void Submit(PreparedForward prepared, RequestContext context, ForwardDone done);
 
   // Refuses new work, and waits until what is queued has run or `deadline` has passed; then the
-  // rest is dropped with UNAVAILABLE. Work that is running is waited for. Later calls return at
-  // once.
+  // rest is dropped and what is running ended, with UNAVAILABLE. Later calls return at once.
   void Drain(absl::Time deadline);
 
   // In order of preference.

@@ -199,7 +199,7 @@ class GrpcServer final : public Server {
   }
 
   static constexpr absl::Duration kLastReplies = absl::Seconds(1);
-  static constexpr absl::Duration kLastClients = absl::Milliseconds(200);
+  static constexpr absl::Duration kLastClients = absl::Milliseconds(500);
 
   const Config config_;
   Engine engine_;

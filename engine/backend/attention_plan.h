@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "engine/core/attention_problem.h"
+#include "engine/core/request_context.h"
 
 namespace attnd {
 
@@ -24,6 +25,9 @@ struct ForwardBuffers {
   float* lse = nullptr;
   // At least AttentionPlan::workspace_bytes() bytes, 64-byte aligned; contents undefined.
   std::span<std::byte> workspace;
+  // May be null. Once it is cancelled, Forward may end early with CANCELLED and the outputs
+  // undefined.
+  const CancellationToken* cancellation = nullptr;
 };
 
 // Used by one thread at a time.

@@ -16,7 +16,8 @@
 
 namespace attnd {
 
-// Limits of one request. They bound what a few bytes of message can make the server hold.
+// Limits of one request; past them Resolve answers UNIMPLEMENTED. They bound what a few bytes of
+// message can make the server hold.
 inline constexpr int64_t kMaxBatch = 1 << 20;
 inline constexpr int64_t kMaxHeads = 1 << 20;
 inline constexpr int64_t kMaxHeadDim = 1 << 16;
@@ -30,8 +31,8 @@ struct ResolveOptions {
 };
 
 // Errors are INVALID_ARGUMENT with the field's full path: a contradiction between any two of the
-// arguments, an unset required field, a misplaced one, or a product past 2^63. What is valid is
-// returned whether or not some backend computes it.
+// arguments, an unset required field, a misplaced one, or a product past 2^63. What is valid and
+// within the limits is returned whether or not some backend computes it.
 absl::StatusOr<AttentionProblem> Resolve(const AttentionSpec& spec, const Sequences& sequences,
                                          const InputDescs& inputs,
                                          const ResolveOptions& options = {});

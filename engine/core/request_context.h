@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -12,19 +13,24 @@ namespace attnd {
 // Shared by the transport, which cancels, and the engine, which looks before it launches.
 class CancellationToken {
  public:
-  void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
-  bool IsCancelled() const { return cancelled_.load(std::memory_order_relaxed); }
+  enum class Cause : uint8_t { kNone, kClient, kShutdown };
+
+  // The first cause stays.
+  void Cancel(Cause cause) {
+    Cause none = Cause::kNone;
+    cause_.compare_exchange_strong(none, cause, std::memory_order_relaxed);
+  }
+  bool IsCancelled() const { return cause() != Cause::kNone; }
+  Cause cause() const { return cause_.load(std::memory_order_relaxed); }
 
  private:
-  std::atomic<bool> cancelled_{false};
+  std::atomic<Cause> cause_{Cause::kNone};
 };
 
 struct RequestContext {
   absl::Time deadline = absl::InfiniteFuture();
-  std::shared_ptr<CancellationToken> cancellation;  // May be null: never cancelled.
+  std::shared_ptr<CancellationToken> cancellation = std::make_shared<CancellationToken>();
   std::string tenant;
-
-  bool IsCancelled() const { return cancellation != nullptr && cancellation->IsCancelled(); }
 };
 
 }  // namespace attnd

@@ -120,11 +120,9 @@ absl::Status ResolveSoftmax(const AttentionSpec& spec, const InputDescs& inputs,
 absl::Status Learn(KnownSize& size, int64_t value, std::string_view field, std::string_view where) {
   const std::string has =
       where.empty() ? absl::StrCat("is ", value) : absl::StrCat("has ", value, " in ", View(where));
-  if (value < size.minimum || value > size.maximum) {
-    const bool low = value < size.minimum;
+  if (value < size.minimum) {
     return InvalidField(reason::kInvalidField, field,
-                        absl::StrCat(has, "; it must be at ", low ? "least " : "most ",
-                                     low ? size.minimum : size.maximum));
+                        absl::StrCat(has, "; it must be at least ", size.minimum));
   }
   if (!size.value) {
     size.value = value;
@@ -135,6 +133,17 @@ absl::Status Learn(KnownSize& size, int64_t value, std::string_view field, std::
   if (*size.value == value) return absl::OkStatus();
   return InvalidField(reason::kShapeMismatch, field,
                       absl::StrCat(has, ", but ", size.source, " is ", *size.value));
+}
+
+absl::Status CheckLimits(const Sizes& sizes) {
+  for (const KnownSize* size :
+       {&sizes.batch, &sizes.h, &sizes.g, &sizes.d_qk, &sizes.d_v, &sizes.page_size}) {
+    if (size->value.value_or(0) <= size->maximum) continue;
+    return UnimplementedField(reason::kNotSupported, size->spec_field,
+                              absl::StrCat("is ", *size->value, " (", size->source, "); at most ",
+                                           size->maximum, " is supported"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckSpecScalars(const AttentionSpec& spec) {
@@ -219,14 +228,22 @@ absl::Status DeriveImpliedSizes(const Sequences& sequences, const AttentionProbl
     either(sizes.h, sizes.g);
     either(sizes.s_q, sizes.s_kv);
   }
-  auto last = [](const std::vector<int64_t>& padded, const std::vector<int64_t>& cu) {
+  auto rows = [](const std::vector<int64_t>& padded, const std::vector<int64_t>& cu,
+                 const char* source, KnownSize& size) {
     const std::vector<int64_t>& positions = padded.empty() ? cu : padded;
-    return positions.empty() ? 0 : std::max<int64_t>(positions.back(), 0);
+    size.value = positions.empty() ? 0 : std::max<int64_t>(positions.back(), 0);
+    size.source = source;
   };
-  if (p.q_is_thd) sizes.t_q.value = last(sequences.cu_seqlens_q_padded, sequences.cu_seqlens_q);
-  if (p.kv_is_thd) {
-    sizes.t_kv.value = last(sequences.cu_seqlens_kv_padded, sequences.cu_seqlens_kv);
+  if (p.q_is_thd) {
+    rows(sequences.cu_seqlens_q_padded, sequences.cu_seqlens_q, "the end of sequences.cu_seqlens_q",
+         sizes.t_q);
   }
+  if (p.kv_is_thd) {
+    rows(sequences.cu_seqlens_kv_padded, sequences.cu_seqlens_kv,
+         "the end of sequences.cu_seqlens_kv", sizes.t_kv);
+  }
+  // Q, K and V share the axis; that their arrays agree is checked with the sequences.
+  if (PacksQ(packing)) sizes.t_kv = sizes.t_q;
   if (!sizes.batch.value && !sequences.cu_seqlens_q.empty()) {
     ATTND_RETURN_IF_ERROR(Learn(sizes.batch,
                                 static_cast<int64_t>(sequences.cu_seqlens_q.size()) - 1,

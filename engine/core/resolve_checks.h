@@ -43,6 +43,10 @@ struct Sizes {
 // which part of it states the size ("axis 0 (b)"; empty: the field itself).
 absl::Status Learn(KnownSize& size, int64_t value, std::string_view field, std::string_view where);
 
+// UNIMPLEMENTED for a size above its maximum; after the contradictions, before memory is taken for
+// it.
+absl::Status CheckLimits(const Sizes& sizes);
+
 // Enums, finite numbers and ranges of the spec, and fields that contradict one another within it.
 absl::Status CheckSpecScalars(const AttentionSpec& spec);
 

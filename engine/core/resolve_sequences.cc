@@ -252,6 +252,7 @@ absl::Status ResolveSequences(const AttentionSpec& spec, const Sequences& sequen
   p.max_seqlen_kv =
       p.kv_is_thd || p.is_paged ? spec.max_seqlen_kv.value_or(longest_kv) : *sizes.s_kv.value;
   ATTND_RETURN_IF_ERROR(ResolvePaging(sequences, sizes, p));
+  ATTND_RETURN_IF_ERROR(CheckLimits(sizes));
   FillSequences(sequences, p);
   p.has_lengths = !EveryRowIsUsed(p, sizes);
   return absl::OkStatus();

@@ -250,6 +250,13 @@ absl::Status ResolveStrided(const AttentionSpec& spec, const Sequences& sequence
   ATTND_RETURN_IF_ERROR(ResolveSequences(spec, sequences, false, sizes, p));
   const std::array<Extents, 3> all = ExtentsOf(spec, sequences, p);
   for (int i = 0; i < 3; ++i) {
+    // One row for any number of positions would make a few bytes cost any time.
+    if (views[i]->strides.seq > 0 || all[i].seq <= 1) continue;
+    return InvalidField(
+        reason::kInvalidField, Sub(i, "strides"),
+        absl::StrCat("has seq stride 0 for ", all[i].seq, " rows; rows must lie apart"));
+  }
+  for (int i = 0; i < 3; ++i) {
     ATTND_RETURN_IF_ERROR(CheckBounds(*views[i], i, all[i], derive, p));
   }
   return absl::OkStatus();

@@ -40,7 +40,8 @@ std::optional<int64_t> NumBytes(const TensorDesc& desc) {
 std::string ShapeString(const std::vector<int64_t>& shape) {
   constexpr size_t kMostShown = 8;  // A client may send any number of dimensions.
   if (shape.size() <= kMostShown) return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
-  return absl::StrCat("[", absl::StrJoin(shape.begin(), shape.begin() + kMostShown, ", "), ", ...]");
+  return absl::StrCat("[", absl::StrJoin(shape.begin(), shape.begin() + kMostShown, ", "),
+                      ", ...]");
 }
 
 }  // namespace attnd

@@ -1,5 +1,7 @@
 #include "engine/cpu/head_rows.h"
 
+#include <cmath>
+
 #include "engine/cpu/row_kernels.h"
 
 namespace attnd {
@@ -79,6 +81,16 @@ void GatherRows(const HeadRows& rows, int64_t first, int64_t count, float* dst) 
       dst[c] = LoadElement(rows.dtype, row, c * rows.dim_stride);
     }
   }
+}
+
+bool AllRowsFinite(const HeadRows& rows, int64_t first, int64_t count) {
+  for (int64_t j = first; j < first + count; ++j) {
+    const std::byte* row = RowStart(rows, j);
+    for (int64_t c = 0; c < rows.cols; ++c) {
+      if (!std::isfinite(LoadElement(rows.dtype, row, c * rows.dim_stride))) return false;
+    }
+  }
+  return true;
 }
 
 FloatMatrix ReadRows(const HeadRows& rows, int64_t first, int64_t count, float* scratch) {

@@ -39,6 +39,9 @@ HeadRows ValueRows(const AttentionProblem& problem, const ForwardBuffers& buffer
 // Copies rows first .. first + count - 1 to dst [count, cols] as float32.
 void GatherRows(const HeadRows& rows, int64_t first, int64_t count, float* dst);
 
+// Whether none of these elements is infinite or NaN. Slow: for what should not happen.
+bool AllRowsFinite(const HeadRows& rows, int64_t first, int64_t count);
+
 // The same rows without a copy where they are float32 at regular distances, else gathered to
 // `scratch`, which has room for count * cols floats.
 FloatMatrix ReadRows(const HeadRows& rows, int64_t first, int64_t count, float* scratch);

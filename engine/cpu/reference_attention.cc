@@ -31,6 +31,12 @@ class ReferenceLoop {
     }
   }
 
+  void RunRow(int64_t i, int64_t n, int64_t row) {
+    const int64_t out_row = p_.q_is_thd ? p_.sequences[static_cast<size_t>(i)].q_row + row : row;
+    StoreRow(p_.q_is_thd ? 0 : i, out_row, n, o_, -kInfinity);  // o_ is 0 at first.
+    ComputeRow(i, n, row);
+  }
+
  private:
   // Rows of the out buffer per sequence: all of them, whether they belong to a sequence or not.
   void ClearOutputs() {
@@ -135,6 +141,11 @@ absl::Status ReferenceForward(const AttentionProblem& problem, const ForwardBuff
   }
   ReferenceLoop(problem, buffers).Run();
   return absl::OkStatus();
+}
+
+void ReferenceForwardRow(const AttentionProblem& problem, const ForwardBuffers& buffers, int64_t i,
+                         int64_t n, int64_t row) {
+  ReferenceLoop(problem, buffers).RunRow(i, n, row);
 }
 
 }  // namespace attnd

@@ -19,4 +19,8 @@ namespace attnd {
 // workspace. Thread-safe for distinct outputs.
 absl::Status ReferenceForward(const AttentionProblem& problem, const ForwardBuffers& buffers);
 
+// The same for query row `row` of head `n` of sequence `i` alone: writes that row of out and lse.
+void ReferenceForwardRow(const AttentionProblem& problem, const ForwardBuffers& buffers, int64_t i,
+                         int64_t n, int64_t row);
+
 }  // namespace attnd

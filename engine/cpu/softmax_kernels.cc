@@ -24,7 +24,7 @@ using Vec = hn::Vec<Tag>;
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// e^x for x <= 0 (a rounding error above is harmless), within 8e-8; 0 below -87.3, NaN for NaN
+// e^x for x <= 0, within 8e-8; 0 below -87.3, NaN for NaN
 // (which is why it is not Highway's Exp: that one makes it 0). x = k ln 2 + r, |r| <= ln 2 / 2; the
 // coefficients are a minimax fit of e^r.
 HWY_INLINE Vec ExpOfNonPositive(Vec x) {
@@ -87,7 +87,8 @@ float MaxOfRow(const float* s, int64_t n, float scale) {
   return hn::GetLane(hn::MaxOfLanes(d, max));
 }
 
-// s_j = exp(scale * s_j - m); returns their sum.
+// s_j = exp(scale * s_j - m); returns their sum. The product is rounded before the difference, as
+// it was for m: fused, the largest logit's exponent would be the rounding error of m, not 0.
 float ExpOfRow(float* s, int64_t n, float scale, float m) {
   const Tag d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -96,8 +97,9 @@ float ExpOfRow(float* s, int64_t n, float scale, float m) {
   Vec sum0 = hn::Zero(d), sum1 = hn::Zero(d);
   int64_t j = 0;
   for (; j + 2 * lanes <= n; j += 2 * lanes) {
-    const Vec e0 = ExpOfNonPositive(hn::MulSub(hn::LoadU(d, s + j), scale_vec, m_vec));
-    const Vec e1 = ExpOfNonPositive(hn::MulSub(hn::LoadU(d, s + j + lanes), scale_vec, m_vec));
+    const Vec e0 = ExpOfNonPositive(hn::Sub(hn::Mul(hn::LoadU(d, s + j), scale_vec), m_vec));
+    const Vec e1 =
+        ExpOfNonPositive(hn::Sub(hn::Mul(hn::LoadU(d, s + j + lanes), scale_vec), m_vec));
     hn::StoreU(e0, d, s + j);
     hn::StoreU(e1, d, s + j + lanes);
     sum0 = hn::Add(sum0, e0);
@@ -106,7 +108,7 @@ float ExpOfRow(float* s, int64_t n, float scale, float m) {
   for (; j < n; j += lanes) {
     const auto count = static_cast<size_t>(std::min(lanes, n - j));
     const auto mask = hn::FirstN(d, count);
-    const Vec x = hn::MulSub(hn::LoadU(d, s + j), scale_vec, m_vec);
+    const Vec x = hn::Sub(hn::Mul(hn::LoadU(d, s + j), scale_vec), m_vec);
     const Vec e = hn::IfThenElseZero(mask, ExpOfNonPositive(x));
     hn::BlendedStore(e, mask, d, s + j);
     sum0 = hn::Add(sum0, e);

@@ -9,6 +9,7 @@
 
 #include "engine/core/status.h"
 #include "engine/cpu/head_rows.h"
+#include "engine/cpu/reference_attention.h"
 #include "engine/cpu/row_kernels.h"
 #include "engine/cpu/softmax_kernels.h"
 
@@ -43,6 +44,40 @@ RowState PartialState(const Tile& tile, int64_t chunk, int64_t d_v) {
   return {acc, m, m + tile.num_heads * tile.num_rows};
 }
 
+// What float32 could not hold: a result that is not finite, or no maximum although keys are
+// visible.
+bool IsSuspicious(const TileContext& context, const Tile& tile, const RowState& state, int64_t r) {
+  const AttentionProblem& p = context.problem;
+  if (state.m[r] == -kInfinity) {
+    const SequenceExtent& extent = p.sequences[static_cast<size_t>(tile.sequence)];
+    const KeyRange keys =
+        p.mask.VisibleKeys(tile.first_row + r % tile.num_rows, extent.q_len, extent.kv_len);
+    return keys.first != keys.last;
+  }
+  return !std::isfinite(state.m[r]) || !std::isfinite(state.l[r]) ||
+         !AllFinite(state.acc + r * p.head_dim_v, p.head_dim_v);
+}
+
+// Finite inputs can have products past float32: such rows are computed again in double. Inputs that
+// are not finite themselves make results that are not, and stay.
+void RepairRows(const TileContext& context, const Tile& tile, const RowState& state) {
+  const AttentionProblem& p = context.problem;
+  const ForwardBuffers& b = context.buffers;
+  std::optional<bool> keys_are_finite;
+  for (int64_t r = 0; r < tile.num_heads * tile.num_rows; ++r) {
+    if (!IsSuspicious(context, tile, state, r)) continue;
+    if (!keys_are_finite) {
+      const int64_t keys = p.sequences[static_cast<size_t>(tile.sequence)].kv_len;
+      keys_are_finite = AllRowsFinite(KeyRows(p, b, tile.sequence, tile.kv_head), 0, keys) &&
+                        AllRowsFinite(ValueRows(p, b, tile.sequence, tile.kv_head), 0, keys);
+    }
+    const int64_t n = tile.first_head + r / tile.num_rows;
+    const int64_t row = tile.first_row + r % tile.num_rows;
+    if (!*keys_are_finite || !AllRowsFinite(QueryRows(p, b, tile.sequence, n), row, 1)) continue;
+    ReferenceForwardRow(p, b, tile.sequence, n, row);
+  }
+}
+
 void WriteRows(const TileContext& context, const Tile& tile, const RowState& state) {
   const AttentionProblem& p = context.problem;
   const int64_t first_row =
@@ -69,6 +104,14 @@ void WriteRows(const TileContext& context, const Tile& tile, const RowState& sta
     context.buffers.lse[sequence * p.lse.batch + row * p.lse.seq + n * p.lse.head] =
         is_empty ? -kInfinity : state.m[r] + std::log(state.l[r]);
   }
+  RepairRows(context, tile, state);
+}
+
+// A cap that float32 holds: one below its range leaves nothing of any logit, one above it all. 0:
+// none.
+float FloatSoftcap(const std::optional<double>& cap) {
+  if (!cap || *cap > std::numeric_limits<float>::max()) return 0;
+  return std::max(static_cast<float>(*cap), std::numeric_limits<float>::min());
 }
 
 class TileComputation {
@@ -94,6 +137,10 @@ class TileComputation {
       const HeadRows k = KeyRows(p_, context_.buffers, tile_.sequence, tile_.kv_head);
       const HeadRows v = ValueRows(p_, context_.buffers, tile_.sequence, tile_.kv_head);
       for (int64_t first = keys.first; first < keys.last; first += kTileKeys) {
+        const CancellationToken* cancellation = context_.buffers.cancellation;
+        if (cancellation != nullptr && cancellation->IsCancelled()) {
+          return absl::CancelledError("cancelled while it was computed");
+        }
         const int64_t last = std::min(keys.last, first + kTileKeys);
         keys_ = {first, last};
         k_ = ReadRows(k, first, last - first, scratch_.k);
@@ -172,7 +219,7 @@ class TileComputation {
     block.first_key = keys.first;
     block.visible = scratch_.visible + first_row;
     block.scale = static_cast<float>(p_.scale);
-    block.softcap = static_cast<float>(p_.logit_softcap.value_or(0));
+    block.softcap = FloatSoftcap(p_.logit_softcap);
     block.logits = scratch_.logits;
     block.ld = block.keys;
     block.m = state_.m + first_row;

@@ -1,21 +1,13 @@
 #include "engine/cpu/tiled_attention.h"
 
-#include <cmath>
 #include <mutex>
 
 #include "engine/core/status.h"
-#include "engine/cpu/reference_attention.h"
 #include "engine/cpu/tile_plan.h"
 #include "engine/cpu/tile_worker.h"
 
 namespace attnd {
 namespace {
-
-// Scales and caps so far from 1 that float32 logits would overflow or vanish.
-bool ExceedsFloat(const AttentionProblem& problem) {
-  const double cap = problem.logit_softcap.value_or(1);
-  return std::abs(problem.scale) > 1e30 || cap > 1e30 || cap < 1e-30;
-}
 
 // The first error of any thread.
 class SharedStatus {
@@ -40,7 +32,6 @@ int64_t TiledWorkspaceBytes(const AttentionProblem& problem, int threads) {
 
 absl::Status TiledForward(const AttentionProblem& problem, const ForwardBuffers& buffers,
                           ThreadTeam& team) {
-  if (ExceedsFloat(problem)) return ReferenceForward(problem, buffers);
   TilePlan plan(problem, team.size());
   if (static_cast<int64_t>(buffers.workspace.size()) < plan.workspace_bytes()) {
     return MakeError(absl::StatusCode::kInternal, reason::kInternal, "",

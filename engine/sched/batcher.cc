@@ -14,13 +14,20 @@ constexpr absl::Duration kRetryAfter = absl::Milliseconds(50);
 }  // namespace
 
 absl::Status Batcher::CheckLive(const ForwardWork& work, absl::Time now) {
-  if (work.context.IsCancelled()) {
-    return MakeError(absl::StatusCode::kCancelled, reason::kCancelled, "",
-                     "the client cancelled the request before it was launched");
+  switch (work.context.cancellation->cause()) {
+    case CancellationToken::Cause::kNone: break;
+    case CancellationToken::Cause::kClient:
+      // gRPC cancels a call whose deadline passes.
+      if (now >= work.context.deadline) break;
+      return MakeError(absl::StatusCode::kCancelled, reason::kCancelled, "",
+                       "the client cancelled the request");
+    case CancellationToken::Cause::kShutdown:
+      return MakeError(absl::StatusCode::kUnavailable, reason::kDraining, "",
+                       "the server stopped before the request was done");
   }
   if (now >= work.context.deadline) {
     return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadlinePassed, "",
-                     "the deadline passed before the request was launched");
+                     "the deadline passed before the request was done");
   }
   return absl::OkStatus();
 }
@@ -84,6 +91,11 @@ std::vector<Batcher::WorkPtr> Batcher::TakeAll() {
 bool Batcher::empty() const {
   std::lock_guard lock(mutex_);
   return queue_.empty();
+}
+
+void Batcher::Sweep(absl::Time now, std::vector<WorkPtr>& dropped) {
+  std::lock_guard lock(mutex_);
+  SweepLocked(now, dropped);
 }
 
 void Batcher::SweepLocked(absl::Time now, std::vector<WorkPtr>& dropped) {

@@ -42,6 +42,9 @@ class Batcher {
   // The next batch at `now`. Never blocks.
   Pulled Pull(absl::Time now);
 
+  // Takes out what has expired or was cancelled.
+  void Sweep(absl::Time now, std::vector<WorkPtr>& dropped);
+
   // Blocks until there is work or the batcher is closed; false: closed and empty.
   bool WaitForWork();
 
@@ -53,7 +56,7 @@ class Batcher {
 
   bool empty() const;
 
-  // Why `work` must not run at `now`: CANCELLED, DEADLINE_EXCEEDED or OK.
+  // Why `work` must not run (on) at `now`: CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, or OK.
   static absl::Status CheckLive(const ForwardWork& work, absl::Time now);
 
  private:

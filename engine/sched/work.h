@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
@@ -46,8 +45,8 @@ struct ForwardWork {
   AttentionBackend* backend = nullptr;
   std::unique_ptr<AttentionPlan> plan;
   std::array<PoolBuffer, kNumInputBuffers> inputs;  // Indexed by Buffer.
-  std::vector<int32_t> page_table_k;
-  std::vector<int32_t> page_table_v;
+  PoolBuffer page_table_k;                          // INT32 [b, pages_per_sequence]
+  PoolBuffer page_table_v;
   PoolBuffer out;
   PoolBuffer lse;
   PoolBuffer workspace;

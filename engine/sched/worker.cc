@@ -12,15 +12,17 @@ void RunForward(Batcher::WorkPtr work, int64_t batch_size) {
   ForwardBuffers buffers;
   for (int i = 0; i < kNumInputBuffers; ++i) buffers.inputs[i] = work->inputs[i].data();
   if (work->problem.is_paged) {
-    buffers.page_table_k = work->page_table_k.data();
-    buffers.page_table_v = work->page_table_v.data();
+    buffers.page_table_k = reinterpret_cast<const int32_t*>(work->page_table_k.data());
+    buffers.page_table_v = reinterpret_cast<const int32_t*>(work->page_table_v.data());
   }
   buffers.out = work->out.data();
   buffers.lse = reinterpret_cast<float*>(work->lse.data());
   buffers.workspace = work->workspace.bytes();
+  buffers.cancellation = work->context.cancellation.get();
   const absl::Status status = work->plan->Forward(work->problem, buffers);
   if (!status.ok()) {
-    work->done(status);
+    const absl::Status live = Batcher::CheckLive(*work, absl::Now());
+    work->done(absl::IsCancelled(status) && !live.ok() ? live : status);
     return;
   }
   const BackendInfo& info = work->backend->info();
@@ -48,14 +50,35 @@ void DropAll(std::vector<Batcher::WorkPtr> dropped, absl::Time now, const absl::
   }
 }
 
+bool Worker::WaitUntilEnded(absl::Time deadline) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_until(lock, absl::ToChronoTime(deadline), [this] { return ended_; });
+}
+
+void Worker::Abandon() {
+  std::lock_guard lock(mutex_);
+  abandoned_ = true;
+  if (running_ != nullptr) running_->Cancel(CancellationToken::Cause::kShutdown);
+}
+
 void Worker::Loop(Batcher& batcher) {
   while (batcher.WaitForWork()) {
     const absl::Time now = absl::Now();
     Batcher::Pulled pulled = batcher.Pull(now);
     DropAll(std::move(pulled.dropped), now, absl::OkStatus());
     const auto size = static_cast<int64_t>(pulled.batch.size());
-    for (Batcher::WorkPtr& work : pulled.batch) RunForward(std::move(work), size);
+    for (Batcher::WorkPtr& work : pulled.batch) {
+      {
+        std::lock_guard lock(mutex_);
+        running_ = work->context.cancellation;
+        if (abandoned_) running_->Cancel(CancellationToken::Cause::kShutdown);
+      }
+      RunForward(std::move(work), size);
+    }
   }
+  std::lock_guard lock(mutex_);
+  ended_ = true;
+  changed_.notify_all();
 }
 
 }  // namespace attnd

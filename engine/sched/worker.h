@@ -1,6 +1,9 @@
 // A worker: one thread that pulls from the batcher and runs what it gets, straight through.
 #pragma once
 
+#include <condition_variable>
+#include <memory>
+#include <mutex>
 #include <thread>
 
 #include "engine/sched/batcher.h"
@@ -16,16 +19,27 @@ void DropAll(std::vector<Batcher::WorkPtr> dropped, absl::Time now, const absl::
 class Worker {
  public:
   // Starts the thread. It ends when the batcher is closed and empty.
-  explicit Worker(Batcher& batcher) : thread_([&batcher] { Loop(batcher); }) {}
+  explicit Worker(Batcher& batcher) : thread_([this, &batcher] { Loop(batcher); }) {}
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
   // The batcher must be closed.
   ~Worker() { thread_.join(); }
 
- private:
-  static void Loop(Batcher& batcher);
+  // Whether the thread has ended by `deadline`; blocks until then.
+  bool WaitUntilEnded(absl::Time deadline);
 
-  std::thread thread_;
+  // Ends what is running, and whatever is pulled from now on, as soon as the backend looks.
+  void Abandon();
+
+ private:
+  void Loop(Batcher& batcher);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::shared_ptr<CancellationToken> running_;
+  bool abandoned_ = false;
+  bool ended_ = false;
+  std::thread thread_;  // Last: it uses the rest.
 };
 
 }  // namespace attnd

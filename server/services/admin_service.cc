@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "engine/core/layout.h"
 #include "server/version.h"
 #include "server/wire/decode.h"
 
@@ -50,6 +51,11 @@ AdminService::AdminService(const Engine& engine, std::string incarnation) : engi
   limits.set_pool_bytes(engine_.host_pool().stats().capacity_bytes);
   limits.set_queue_bytes(engine_.queue_bytes());
   limits.set_values_elements(wire::kMaxValues);
+  limits.set_batch(kMaxBatch);
+  limits.set_heads(kMaxHeads);
+  limits.set_head_dim(kMaxHeadDim);
+  limits.set_page_size(kMaxPageSize);
+  limits.set_metadata_bytes(wire::kMostMetadataBytes);
   capabilities_.set_lse_base("e");
   capabilities_.set_incarnation(std::move(incarnation));
 }

@@ -29,16 +29,20 @@ class ForwardCall final : public grpc::ServerUnaryReactor {
   }
 
   void Start(Engine& engine, const grpc::ByteBuffer& bytes) {
-    absl::StatusOr<PreparedForward> prepared = Prepare(engine, bytes);
-    if (!prepared.ok()) return FinishWith(prepared.status());
-    engine.Submit(*std::move(prepared), {.deadline = deadline_, .cancellation = cancellation_},
+    PreparedForward prepared;
+    const absl::Status status = CatchBadAlloc([&]() -> absl::Status {
+      ATTND_ASSIGN_OR_RETURN(prepared, Prepare(engine, bytes));
+      return absl::OkStatus();
+    });
+    if (!status.ok()) return FinishWith(status);
+    engine.Submit(std::move(prepared), {.deadline = deadline_, .cancellation = cancellation_},
                   [this](absl::StatusOr<ForwardResult> result) {
                     if (result.ok()) *reply_ = wire::EncodeForward(decoded_, *std::move(result));
                     FinishWith(result.status());
                   });
   }
 
-  void OnCancel() override { cancellation_->Cancel(); }
+  void OnCancel() override { cancellation_->Cancel(CancellationToken::Cause::kClient); }
   void OnDone() override {
     live_calls_.End();
     delete this;
@@ -63,8 +67,12 @@ class ForwardCall final : public grpc::ServerUnaryReactor {
   }
 
   void FinishWith(const absl::Status& status) {
-    if (absl::IsInternal(status)) {
-      Log(LogLevel::kError, "forward failed", {{"error", std::string(status.message())}});
+    // What a client did wrong is told to the client; only our own failures are news here.
+    if (!status.ok()) {
+      Log(absl::IsInternal(status) ? LogLevel::kError : LogLevel::kDebug, "forward failed",
+          {{"code", absl::StatusCodeToString(status.code())},
+           {"reason", ErrorReason(status)},
+           {"error", std::string(status.message())}});
     }
     Finish(wire::ToGrpc(status));
   }
@@ -75,6 +83,14 @@ class ForwardCall final : public grpc::ServerUnaryReactor {
   absl::Time deadline_;
   wire::DecodedForward decoded_;
 };
+
+absl::StatusOr<v1::PlanResponse> AnswerPlan(const Engine& engine, const v1::PlanRequest& request) {
+  ATTND_ASSIGN_OR_RETURN(const wire::DecodedForward decoded, wire::DecodePlan(request));
+  ATTND_ASSIGN_OR_RETURN(const PlanReport report, engine.Plan(decoded.description));
+  return wire::EncodePlan(report, decoded.unbuilt.ok()
+                                      ? wire::CheckDestinations(decoded, report.problem)
+                                      : decoded.unbuilt);
+}
 
 }  // namespace
 
@@ -107,9 +123,10 @@ grpc::ServerUnaryReactor* AttentionService::Plan(grpc::CallbackServerContext* co
   return AnswerUnary<v1::PlanRequest>(
       context, request, reply,
       [this](const v1::PlanRequest& plan) -> absl::StatusOr<v1::PlanResponse> {
-        ATTND_ASSIGN_OR_RETURN(const wire::DecodedForward decoded, wire::DecodePlan(plan));
-        ATTND_ASSIGN_OR_RETURN(const PlanReport report, engine_.Plan(decoded.description));
-        return wire::EncodePlan(report, decoded.unbuilt);
+        absl::StatusOr<v1::PlanResponse> response = AnswerPlan(engine_, plan);
+        // Past a limit: valid, and for Plan an answer.
+        if (absl::IsUnimplemented(response.status())) return wire::Unsupported(response.status());
+        return response;
       });
 }
 

@@ -4,26 +4,39 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <new>
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "engine/core/status.h"
 #include "server/wire/message.h"
 #include "server/wire/status.h"
 
 namespace attnd {
+
+// Runs a part of a handler. RESOURCE_EXHAUSTED where the process finds no memory for it.
+template <typename Function>
+absl::Status CatchBadAlloc(Function function) {
+  try {
+    return function();
+  } catch (const std::bad_alloc&) {
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kPoolExhausted, "",
+                     "the server has no memory for this request");
+  }
+}
 
 // Answers a unary call on the spot: parses, calls handler(Request) -> absl::StatusOr<Response>.
 template <typename Request, typename Handler>
 grpc::ServerUnaryReactor* AnswerUnary(grpc::CallbackServerContext* context,
                                       const grpc::ByteBuffer* bytes, grpc::ByteBuffer* reply,
                                       Handler handler) {
-  Request request;
-  absl::Status status = wire::Parse(*bytes, request);
-  if (status.ok()) {
+  const absl::Status status = CatchBadAlloc([&]() -> absl::Status {
+    Request request;
+    ATTND_RETURN_IF_ERROR(wire::Parse(*bytes, request));
     auto response = handler(request);
-    status = response.status();
-    if (status.ok()) *reply = wire::Serialize(*response);
-  }
+    if (response.ok()) *reply = wire::Serialize(*response);
+    return response.status();
+  });
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(wire::ToGrpc(status));
   return reactor;

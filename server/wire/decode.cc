@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "engine/core/layout.h"
 #include "server/wire/decode_tensor.h"
 
 namespace attnd::wire {
@@ -106,6 +107,7 @@ absl::Status Decoder::DecodeViews(const v1::Views& proto, AttentionSpec& spec) {
   spec.views.emplace();
   for (int i = 0; i < 3; ++i) {
     const auto& [is_set, view, field] = views[i];
+    if (spec.layout != Layout::kStrided) continue;  // Misplaced, as the resolver will say.
     if (!is_set) return InvalidField(reason::kMissingField, field, "is required");
     const std::optional<Buffer> buffer = BufferNamed(view.buffer());
     if (!buffer) {
@@ -120,13 +122,24 @@ absl::Status Decoder::DecodeViews(const v1::Views& proto, AttentionSpec& spec) {
 }
 
 absl::Status Decoder::DecodeSequences(const v1::Sequences& proto, Sequences& sequences) {
-  auto copy = [](const google::protobuf::RepeatedField<int64_t>& from, std::vector<int64_t>& to) {
+  const struct {
+    const google::protobuf::RepeatedField<int64_t>& from;
+    std::vector<int64_t>& to;
+    std::string_view field;
+  } arrays[] = {
+      {proto.cu_seqlens_q(), sequences.cu_seqlens_q, "sequences.cu_seqlens_q"},
+      {proto.cu_seqlens_kv(), sequences.cu_seqlens_kv, "sequences.cu_seqlens_kv"},
+      {proto.cu_seqlens_q_padded(), sequences.cu_seqlens_q_padded, "sequences.cu_seqlens_q_padded"},
+      {proto.cu_seqlens_kv_padded(), sequences.cu_seqlens_kv_padded,
+       "sequences.cu_seqlens_kv_padded"}};
+  for (const auto& [from, to, field] : arrays) {
+    if (from.size() > kMaxBatch + 1) {
+      return UnimplementedField(
+          reason::kNotSupported, field,
+          absl::StrCat("has ", from.size(), " entries; at most ", kMaxBatch + 1, " are supported"));
+    }
     to.assign(from.begin(), from.end());
-  };
-  copy(proto.cu_seqlens_q(), sequences.cu_seqlens_q);
-  copy(proto.cu_seqlens_kv(), sequences.cu_seqlens_kv);
-  copy(proto.cu_seqlens_q_padded(), sequences.cu_seqlens_q_padded);
-  copy(proto.cu_seqlens_kv_padded(), sequences.cu_seqlens_kv_padded);
+  }
   ATTND_RETURN_IF_ERROR(DecodeOptional(proto.has_page_table_k(), proto.page_table_k(),
                                        "sequences.page_table_k", sequences.page_table_k));
   return DecodeOptional(proto.has_page_table_v(), proto.page_table_v(), "sequences.page_table_v",

@@ -102,6 +102,12 @@ absl::StatusOr<TensorDesc> DecodeTensor(const v1::Tensor& tensor, const TensorBy
   TensorDesc desc;
   ATTND_RETURN_IF_ERROR(
       DecodeEnum(tensor.dtype(), v1::DataType_IsValid, Sub(field, "dtype"), desc.dtype));
+  constexpr int kMostDimensions = 64;
+  if (tensor.shape_size() > kMostDimensions) {
+    return InvalidField(reason::kShapeMismatch, Sub(field, "shape"),
+                        absl::StrCat("has ", tensor.shape_size(),
+                                     " dimensions; a tensor has at most ", kMostDimensions));
+  }
   desc.shape.assign(tensor.shape().begin(), tensor.shape().end());
   ATTND_ASSIGN_OR_RETURN(const std::string_view source, FindSource(tensor, field));
   if (bytes == nullptr) {

@@ -111,12 +111,17 @@ grpc::ByteBuffer EncodeForward(const DecodedForward& decoded, ForwardResult resu
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
-v1::PlanResponse EncodePlan(const PlanReport& report, const absl::Status& unbuilt) {
+v1::PlanResponse Unsupported(const absl::Status& reason) {
   v1::PlanResponse response;
-  const absl::Status& support = unbuilt.ok() ? report.support : unbuilt;
-  response.set_supported(support.ok());
-  if (!support.ok()) response.set_reason(std::string(support.message()));
+  response.set_reason(std::string(reason.message()));
+  return response;
+}
+
+v1::PlanResponse EncodePlan(const PlanReport& report, const absl::Status& obstacle) {
+  const absl::Status& support = obstacle.ok() ? report.support : obstacle;
+  v1::PlanResponse response = Unsupported(support);
   if (support.ok()) {
+    response.set_supported(true);
     response.set_backend(report.backend);
     response.set_engine(report.engine);
     response.set_workspace_bytes(report.workspace_bytes);

@@ -13,7 +13,10 @@ namespace attnd::wire {
 // A serialized ForwardResponse.
 grpc::ByteBuffer EncodeForward(const DecodedForward& decoded, ForwardResult result);
 
-// `unbuilt`: DecodedForward::unbuilt, which makes a plan unsupported.
-v1::PlanResponse EncodePlan(const PlanReport& report, const absl::Status& unbuilt);
+// `obstacle`: what makes the plan unsupported whatever the engine says; OK: nothing.
+v1::PlanResponse EncodePlan(const PlanReport& report, const absl::Status& obstacle);
+
+// A plan that came to nothing.
+v1::PlanResponse Unsupported(const absl::Status& reason);
 
 }  // namespace attnd::wire

@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/core/status.h"
+#include "server/wire/message.h"
 
 namespace attnd::wire {
 
@@ -43,7 +44,8 @@ bool HoldsTensor(const Descriptor* type) {
 
 class TensorWalker {
  public:
-  TensorWalker(CodedInputStream& input, TensorBytes& result) : input_(input), result_(result) {}
+  TensorWalker(CodedInputStream& input, int64_t total_bytes, TensorBytes& result)
+      : input_(input), total_bytes_(total_bytes), result_(result) {}
 
   // Reads fields up to the current limit; false where the bytes are no message of this type.
   bool ReadMessage(Message& message) {
@@ -52,7 +54,7 @@ class TensorWalker {
       StringOutputStream rest_stream(&rest);
       CodedOutputStream rest_output(&rest_stream);
       while (const uint32_t tag = input_.ReadTag()) {
-        if (!ReadField(message, tag, rest_output)) return false;
+        if (!ReadField(message, tag, rest_output) || MetadataIsTooLarge(0)) return false;
       }
     }
     if (!input_.ConsumedEntireMessage()) return false;
@@ -62,19 +64,30 @@ class TensorWalker {
     return message.MergeFromCodedStream(&rest_input) && rest_input.ConsumedEntireMessage();
   }
 
+  // Bytes beside data, where they are why ReadMessage failed; else 0.
+  int64_t too_many_bytes() const { return too_many_bytes_; }
+
  private:
+  // Of what has been read and the next `more` bytes.
+  bool MetadataIsTooLarge(int64_t more) {
+    const int64_t bytes = input_.CurrentPosition() - data_bytes_ + more;
+    if (bytes > kMostMetadataBytes) too_many_bytes_ = bytes;
+    return bytes > kMostMetadataBytes;
+  }
+
   bool ReadField(Message& message, uint32_t tag, CodedOutputStream& rest) {
     const bool delimited =
         WireFormatLite::GetTagWireType(tag) == WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
     const int number = WireFormatLite::GetTagFieldNumber(tag);
     const FieldDescriptor* field = message.GetDescriptor()->FindFieldByNumber(number);
-    if (!delimited || field == nullptr) return WireFormatLite::SkipField(&input_, tag, &rest);
+    if (!delimited) return WireFormatLite::SkipField(&input_, tag, &rest);
+    if (field == nullptr) return CopyField(tag, rest);
     if (message.GetDescriptor() == v1::Tensor::descriptor() &&
         number == v1::Tensor::kDataFieldNumber) {
       return NoteData(static_cast<v1::Tensor&>(message));
     }
     if (field->message_type() == nullptr || !HoldsTensor(field->message_type())) {
-      return WireFormatLite::SkipField(&input_, tag, &rest);
+      return CopyField(tag, rest);
     }
     int size = 0;
     if (!input_.ReadVarintSizeAsInt(&size)) return false;
@@ -89,24 +102,42 @@ class TensorWalker {
     return ok;
   }
 
+  // A length-delimited field, as it is; its length is looked at before its bytes are taken.
+  bool CopyField(uint32_t tag, CodedOutputStream& rest) {
+    int size = 0;
+    if (!input_.ReadVarintSizeAsInt(&size)) return false;
+    if (size > total_bytes_ - input_.CurrentPosition() || MetadataIsTooLarge(size)) return false;
+    std::string bytes;
+    if (!input_.ReadString(&bytes, size)) return false;
+    rest.WriteVarint32(tag);
+    rest.WriteVarint32(static_cast<uint32_t>(size));
+    rest.WriteString(bytes);
+    return true;
+  }
+
   bool NoteData(v1::Tensor& tensor) {
     int size = 0;
     if (!input_.ReadVarintSizeAsInt(&size)) return false;
     tensor.set_data("");
     result_.ranges_[&tensor] = {input_.CurrentPosition(), size};
+    data_bytes_ += size;
     return input_.Skip(size);
   }
 
   CodedInputStream& input_;
+  const int64_t total_bytes_;
   TensorBytes& result_;
+  int64_t data_bytes_ = 0;
+  int64_t too_many_bytes_ = 0;
 };
 
 absl::Status TensorBytes::Parse(const grpc::ByteBuffer& bytes, Message& message) {
   // The reader only reads; its interface predates const.
   grpc::ProtoBufferReader reader(const_cast<grpc::ByteBuffer*>(&bytes));
   CodedInputStream input(&reader);
-  if (!reader.status().ok() || !bytes.Dump(&slices_).ok() ||
-      !TensorWalker(input, *this).ReadMessage(message)) {
+  TensorWalker walker(input, static_cast<int64_t>(bytes.Length()), *this);
+  if (!reader.status().ok() || !bytes.Dump(&slices_).ok() || !walker.ReadMessage(message)) {
+    if (walker.too_many_bytes() > 0) return MetadataTooLarge(walker.too_many_bytes());
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformedMessage, "",
                      absl::StrCat("the request's ", bytes.Length(), " bytes are no valid ",
                                   message.GetTypeName()));

@@ -21,7 +21,8 @@ namespace attnd::wire {
 class TensorBytes {
  public:
   // Fills `message` as its generated parser would, but for Tensor.data: such a field is set and
-  // empty, and its bytes are found here. INVALID_ARGUMENT where the generated parser would fail.
+  // empty, and its bytes are found here. INVALID_ARGUMENT where the generated parser would fail,
+  // RESOURCE_EXHAUSTED where more than kMostMetadataBytes are not data.
   // Holds references to the slices of `bytes`, and pointers to tensors of `message`.
   absl::Status Parse(const grpc::ByteBuffer& bytes, google::protobuf::Message& message);
 

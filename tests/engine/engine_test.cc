@@ -127,10 +127,41 @@ TEST_F(EngineTest, DeadAndCancelledRequestsDoNotRun) {
   EXPECT_EQ(Run(Prepare(Bs3hd(4)), {.deadline = absl::Now() - absl::Seconds(1)}).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   auto token = std::make_shared<CancellationToken>();
-  token->Cancel();
+  token->Cancel(CancellationToken::Cause::kClient);
   EXPECT_EQ(Run(Prepare(Bs3hd(4)), {.cancellation = token}).status().code(),
             absl::StatusCode::kCancelled);
   EXPECT_EQ(engine_.host_pool().stats().in_use_bytes, 0);
+}
+
+// Page tables count, and what a dead request in the queue holds makes room.
+TEST_F(EngineTest, EverythingARequestHoldsIsThePools) {
+  const ForwardDescription d = Paged();
+  const PreparedForward prepared = Prepare(d);
+  const int64_t with_tables = engine_.host_pool().stats().in_use_bytes;
+  EXPECT_EQ(prepared.page_table_k().size(), 2u);
+  EXPECT_EQ(prepared.page_table_v().size(), 2u);
+  EXPECT_GE(with_tables, engine_.Plan(d)->device_bytes);
+}
+
+TEST_F(EngineTest, ADrainPastItsDeadlineEndsWhatIsRunning) {
+  ForwardDescription d;
+  d.spec.layout = Layout::kBshdBshdBshd;
+  d.spec.dtype = DType::kFloat32;
+  for (Buffer b : {Buffer::kQ, Buffer::kK, Buffer::kV}) {
+    d.inputs.buffers[static_cast<int>(b)] = TensorDesc{DType::kFloat32, {1, 50'000, 4, 16}};
+  }
+  std::promise<absl::Status> ended;
+  engine_.Submit(Prepare(d), {},
+                 [&](absl::StatusOr<ForwardResult> r) { ended.set_value(r.status()); });
+  absl::SleepFor(absl::Milliseconds(50));
+  engine_.Drain(absl::Now());
+  EXPECT_EQ(ended.get_future().get().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(EngineTest, PlanSaysWhatCanNeverFit) {
+  const absl::StatusOr<PlanReport> report = engine_.Plan(Bs3hd(1 << 20));
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report->support.code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST_F(EngineTest, ThePoolRefusesWhatItCannotHold) {

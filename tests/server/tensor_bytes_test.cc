@@ -10,6 +10,7 @@
 #include <string>
 
 #include "attnd/v1/attention.pb.h"
+#include "server/wire/message.h"
 
 namespace attnd::wire {
 namespace {
@@ -130,6 +131,18 @@ TEST(TensorBytes, KeepsUnknownFieldsGroupsAndWrongWireTypesToTheGeneratedParser)
     Compare(base + piece, random);
     Compare(piece + base, random);
   }
+}
+
+TEST(TensorBytes, TakesDataOfAnySizeAndLittleElse) {
+  v1::ForwardRequest request;
+  request.mutable_inputs()->mutable_q()->set_data(std::string(40 << 20, 'q'));
+  const auto parse = [](const v1::ForwardRequest& message) {
+    v1::ForwardRequest parsed;
+    return TensorBytes().Parse(Serialize(message), parsed);
+  };
+  EXPECT_TRUE(parse(request).ok());
+  request.mutable_sequences()->mutable_cu_seqlens_q()->Resize(40 << 20, 1);
+  EXPECT_EQ(parse(request).code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST(TensorBytes, AgreesWithTheGeneratedParserOnMutatedMessages) {

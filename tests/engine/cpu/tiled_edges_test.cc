@@ -48,6 +48,62 @@ TEST_F(TiledEdges, StaysRightForLogitsFarFromZero) {
   }
 }
 
+// One key: O is V whatever the logit, and LSE is the logit.
+TEST_F(TiledEdges, OneKeyTakesAllAtAnyScale) {
+  for (const double scale : {1e3, 5e8, 3e9, -1e11, 1e20, 1e29, 1e30, -1e38, 1e40, 1e200}) {
+    for (const uint64_t seed : {1, 2, 3, 4, 5}) {
+      CaseOptions options;
+      options.lengths = {{3, 1}};
+      options.d_qk = 33;
+      options.scale = scale;
+      options.seed = seed;
+      AttentionCase test(options);
+      const Output expected = test.Run(reference_);
+      const Output actual = test.Run(backend_);
+      EXPECT_EQ(actual.out, expected.out) << scale << " " << seed;
+      for (size_t k = 0; k < actual.lse.size(); ++k) {
+        if (std::isinf(expected.lse[k])) {  // Past float32 itself.
+          EXPECT_EQ(actual.lse[k], expected.lse[k]);
+        } else {
+          EXPECT_NEAR(actual.lse[k] / expected.lse[k], 1, 1e-4) << scale;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(TiledEdges, ProductsPastFloatAreComputedInDouble) {
+  for (const int64_t keys : {7, 3000}) {  // In one chunk, and in several.
+    CaseOptions options;
+    options.lengths = {{2, keys}};
+    options.scale = 1e-36;
+    AttentionCase test(options);
+    SetLogits(test, 1e20f, -2e19f);  // -2e39 is past float32; the logit is -2000.
+    test.Set(test.problem().k, 0, 5, 0, 0, -1.99e19f);
+    const Output expected = test.Run(reference_);
+    const Output actual = test.Run(backend_);
+    EXPECT_EQ(actual.out, expected.out) << keys;
+    EXPECT_EQ(actual.lse, expected.lse) << keys;
+  }
+}
+
+TEST_F(TiledEdges, EndsEarlyWhenCancelled) {
+  CaseOptions options;
+  options.lengths = {{600, 600}};
+  const AttentionCase test(options);
+  auto plan = backend_.BuildPlan(test.problem());
+  ASSERT_TRUE(plan.ok());
+  std::vector<std::byte> out(static_cast<size_t>(*NumBytes(test.problem().out_desc)));
+  std::vector<std::byte> workspace(static_cast<size_t>((*plan)->workspace_bytes()));
+  CancellationToken token;
+  token.Cancel(CancellationToken::Cause::kClient);
+  ForwardBuffers buffers = test.Inputs();
+  buffers.out = out.data();
+  buffers.workspace = workspace;
+  buffers.cancellation = &token;
+  EXPECT_EQ((*plan)->Forward(test.problem(), buffers).code(), absl::StatusCode::kCancelled);
+}
+
 TEST_F(TiledEdges, FindsTheMaximumAfterTilesOfVeryLowLogits) {
   CaseOptions options;
   options.lengths = {{3, 1300}};

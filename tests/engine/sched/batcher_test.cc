@@ -60,7 +60,7 @@ TEST_F(BatcherTest, ExpiredAndCancelledWorkIsDroppedAtThePull) {
   ASSERT_TRUE(Submit(std::move(expired)).ok());
   ASSERT_TRUE(Submit(std::move(cancelled)).ok());
   ASSERT_TRUE(Submit(Work(3)).ok());
-  token->Cancel();
+  token->Cancel(CancellationToken::Cause::kClient);
   const absl::Time now = kStart + absl::Seconds(1);
   Batcher::Pulled pulled = batcher_.Pull(now);
   ASSERT_EQ(pulled.batch.size(), 1u);

@@ -74,7 +74,7 @@ TEST(Worker, EveryDoneRunsExactlyOnce) {
       const absl::Status status = batcher.Submit(work, now, dropped);
       DropAll(std::move(dropped), now, absl::OkStatus());
       if (!status.ok()) work->done(status);
-      if (random() % 5 == 0) token->Cancel();
+      if (random() % 5 == 0) token->Cancel(CancellationToken::Cause::kClient);
     }
   };
   {
