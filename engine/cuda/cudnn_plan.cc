@@ -1,0 +1,208 @@
+#include "engine/cuda/cudnn_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/core/status.h"
+#include "engine/cuda/kernels.h"
+
+namespace attnd {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+
+// Floats of the scratch LSE, which the graph addresses by the description's strides.
+int64_t LseElements(const AttentionProblem& p) { return *NumElements(p.lse_desc.shape); }
+
+PlanWorkspace LayOut(const AttentionProblem& p, const SdpaDescription& d, const SdpaGraph& graph,
+                     int64_t array_bytes) {
+  PlanWorkspace w;
+  auto take = [&](int64_t bytes) {
+    const int64_t at = w.bytes;
+    w.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return at;
+  };
+  w.graph = take(graph.workspace_bytes());
+  w.arrays = take(array_bytes);
+  w.lse = take(LseElements(p) * static_cast<int64_t>(sizeof(float)));
+  if (d.out_dtype != p.out_dtype) {
+    w.out = take(*NumElements(p.out_desc.shape) * SizeOf(d.out_dtype));
+  }
+  if (d.is_paged) {
+    w.page_tables =
+        take(2 * d.batch * d.pages_per_sequence * static_cast<int64_t>(sizeof(int32_t)));
+    w.owned_rows = take((d.num_pages_k + d.num_pages_v) * static_cast<int64_t>(sizeof(int32_t)));
+  }
+  w.bytes += kAlignment;  // The caller's block is aligned to 64 bytes.
+  return w;
+}
+
+Strides InBytes(const Strides& s, DType dtype) {
+  const int64_t size = SizeOf(dtype);
+  return {s.batch * size, s.seq * size, s.head * size, s.dim * size};
+}
+
+}  // namespace
+
+// One forward call.
+struct CudnnPlan::Call {
+  const AttentionProblem& problem;
+  const ForwardBuffers& buffers;
+  DeviceContext* context;
+  std::byte* workspace;  // Aligned.
+  RequestArrays arrays;
+
+  template <typename T>
+  T* At(int64_t offset) const {
+    return reinterpret_cast<T*>(workspace + offset);
+  }
+  const std::byte* Start(const TensorView& view) const {
+    return buffers.inputs[static_cast<int>(view.buffer)] + view.byte_offset;
+  }
+};
+
+CudnnPlan::CudnnPlan(const AttentionProblem& problem, const SdpaDescription& description,
+                     std::shared_ptr<const SdpaGraph> graph, DeviceContexts& contexts)
+    : description_(description),
+      graph_(std::move(graph)),
+      contexts_(contexts),
+      arrays_(LayOutRequestArrays(description, problem.batch)),
+      batch_(problem.batch),
+      out_dtype_(problem.out_dtype),
+      workspace_(LayOut(problem, description, *graph_, arrays_.bytes)) {}
+
+absl::Status CudnnPlan::Forward(const AttentionProblem& problem, const ForwardBuffers& buffers) {
+  absl::StatusOr<SdpaDescription> description = DescribeSdpa(problem);
+  if (description.ok()) description->out_dtype = description_.out_dtype;
+  if (!description.ok() || !(*description == description_) || problem.batch != batch_ ||
+      problem.out_dtype != out_dtype_) {
+    return MakeError(absl::StatusCode::kInternal, reason::kInternal, "",
+                     "the plan was built for another geometry");
+  }
+  ATTND_ASSIGN_OR_RETURN(DeviceContexts::Lease lease, contexts_.Take());
+  ATTND_ASSIGN_OR_RETURN(std::span<std::byte> block,
+                         lease->Staging(static_cast<size_t>(arrays_.bytes)));
+  const auto address = reinterpret_cast<uintptr_t>(buffers.workspace.data());
+  Call call{problem, buffers, lease.get(),
+            buffers.workspace.data() + (kAlignment - address % kAlignment) % kAlignment,
+            FillRequestArrays(problem, description_, block)};
+  if (static_cast<int64_t>(buffers.workspace.size()) < workspace_.bytes) {
+    return MakeError(absl::StatusCode::kInternal, reason::kInternal, "",
+                     "the workspace is smaller than the plan's");
+  }
+  absl::Status status = absl::OkStatus();
+  if (description_.has_lengths || call.arrays.num_spans > 0) {
+    status = CudaStatus(cudaMemcpyAsync(call.At<std::byte>(workspace_.arrays), block.data(),
+                                        block.size(), cudaMemcpyHostToDevice, lease->stream()),
+                        "cudaMemcpyAsync");
+  }
+  if (status.ok() && call.arrays.any_pair) status = PrepareKv(call);
+  if (status.ok() && call.arrays.any_pair) status = RunGraph(call);
+  if (status.ok()) status = WriteEmpty(call);
+  // Waits after an error too: what was enqueued still uses the call's memory.
+  const absl::Status done = CudaStatus(cudaStreamSynchronize(lease->stream()), "the GPU");
+  return status.ok() ? done : status;
+}
+
+absl::Status CudnnPlan::PrepareKv(Call& call) const {
+  if (!description_.is_paged) return absl::OkStatus();
+  const AttentionProblem& p = call.problem;
+  const SdpaDescription& d = description_;
+  int32_t* owned = nullptr;
+  if (std::any_of(p.sequences.begin(), p.sequences.end(),
+                  [&](const SequenceExtent& s) { return s.kv_len % p.page_size != 0; })) {
+    owned = call.At<int32_t>(workspace_.owned_rows);
+    const auto bytes = static_cast<size_t>(d.num_pages_k + d.num_pages_v) * sizeof(int32_t);
+    ATTND_RETURN_IF_ERROR(
+        CudaStatus(cudaMemsetAsync(owned, 0, bytes, call.context->stream()), "cudaMemsetAsync"));
+  }
+  int32_t* tables = call.At<int32_t>(workspace_.page_tables);
+  PagedKv kv;
+  auto side = [&](const TensorView& view, int64_t head_dim) {
+    PagedSide s;
+    s.pages = const_cast<std::byte*>(call.Start(view));  // Rows that belong to nobody.
+    s.bytes = InBytes(view.strides, p.dtype);
+    s.head_bytes = head_dim * SizeOf(p.dtype);
+    return s;
+  };
+  kv.sides[0] = side(p.k, p.head_dim_qk);
+  kv.sides[1] = side(p.v, p.head_dim_v);
+  kv.sides[0].table = call.buffers.page_table_k;
+  kv.sides[1].table = call.buffers.page_table_v;
+  kv.sides[0].clean_table = tables;
+  kv.sides[1].clean_table = tables + d.batch * d.pages_per_sequence;
+  kv.sides[0].owned_rows = owned;
+  kv.sides[1].owned_rows = owned == nullptr ? nullptr : owned + d.num_pages_k;
+  kv.kv_lens = call.At<int32_t>(workspace_.arrays + arrays_.kv_lens);
+  kv.batch = p.batch;
+  kv.pages_per_sequence = p.pages_per_sequence;
+  kv.clean_batch = d.batch;
+  kv.clean_pages = d.pages_per_sequence;
+  kv.page_size = p.page_size;
+  kv.num_kv_heads = p.num_kv_heads;
+  return CudaStatus(PreparePages(kv, call.context->stream()), "the page kernels");
+}
+
+absl::Status CudnnPlan::RunGraph(Call& call) const {
+  const AttentionProblem& p = call.problem;
+  const SdpaDescription& d = description_;
+  float* scratch = call.At<float>(workspace_.lse);
+  const bool direct = call.buffers.lse != nullptr && !d.lse_in_scratch;
+  auto offsets = [&](int64_t at) { return call.At<const int64_t>(workspace_.arrays + at); };
+  auto lens = [&](int64_t at) { return call.At<const int32_t>(workspace_.arrays + at); };
+  SdpaPointers pointers;
+  pointers.q = call.Start(p.q);
+  pointers.k = call.Start(p.k);
+  pointers.v = call.Start(p.v);
+  pointers.out = d.out_dtype == p.out_dtype ? call.buffers.out : call.At<std::byte>(workspace_.out);
+  pointers.lse = direct ? call.buffers.lse : scratch;
+  pointers.q_offsets = offsets(arrays_.q_offsets);
+  pointers.k_offsets = offsets(arrays_.k_offsets);
+  pointers.v_offsets = offsets(arrays_.v_offsets);
+  pointers.out_offsets = offsets(arrays_.out_offsets);
+  pointers.lse_offsets = offsets(arrays_.lse_offsets);
+  pointers.q_lens = lens(arrays_.q_lens);
+  pointers.kv_lens = lens(arrays_.kv_lens);
+  pointers.page_table_k = call.At<int32_t>(workspace_.page_tables);
+  pointers.page_table_v = pointers.page_table_k + d.batch * d.pages_per_sequence;
+  pointers.scale = static_cast<float>(p.scale);
+  ATTND_RETURN_IF_ERROR(
+      graph_->Enqueue(call.context->handle(), pointers, call.At<std::byte>(workspace_.graph)));
+  return ConvertOutputs(call);
+}
+
+absl::Status CudnnPlan::ConvertOutputs(const Call& call) const {
+  const AttentionProblem& p = call.problem;
+  if (description_.out_dtype != p.out_dtype) {
+    ATTND_RETURN_IF_ERROR(
+        CudaStatus(WidenElements(description_.out_dtype, call.At<std::byte>(workspace_.out),
+                                 reinterpret_cast<float*>(call.buffers.out),
+                                 *NumElements(p.out_desc.shape), call.context->stream()),
+                   "the O kernel"));
+  }
+  if (!description_.lse_in_scratch || call.buffers.lse == nullptr) return absl::OkStatus();
+  const LseTranspose transpose{.by_row = call.At<float>(workspace_.lse),
+                               .lse = call.buffers.lse,
+                               .strides = p.lse,
+                               .batch = p.batch,
+                               .rows = p.max_seqlen_q,
+                               .heads = p.num_heads};
+  return CudaStatus(TransposeLse(transpose, call.context->stream()), "the LSE kernel");
+}
+
+absl::Status CudnnPlan::WriteEmpty(const Call& call) const {
+  const AttentionProblem& p = call.problem;
+  const EmptyRows rows{.spans = call.At<const RowSpan>(workspace_.arrays + arrays_.spans),
+                       .num_spans = call.arrays.num_spans,
+                       .longest_span = call.arrays.longest_span,
+                       .num_heads = p.num_heads,
+                       .head_bytes = p.head_dim_v * SizeOf(p.out_dtype),
+                       .out = call.buffers.out,
+                       .out_bytes = InBytes(p.out.strides, p.out_dtype),
+                       .lse = call.buffers.lse,
+                       .lse_strides = p.lse};
+  return CudaStatus(WriteEmptyRows(rows, call.context->stream()), "the zero-row kernel");
+}
+
+}  // namespace attnd

@@ -1,0 +1,144 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/cuda/kernels.h"
+
+namespace attnd {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int64_t kMaxGrid = 32768;  // Of an axis; loops cover the rest.
+
+unsigned GridOf(int64_t items) {
+  return static_cast<unsigned>(std::clamp<int64_t>(items, 1, kMaxGrid));
+}
+
+// A block takes a row of a span at a time.
+__global__ void EmptyRowsKernel(EmptyRows rows) {
+  const int64_t chunks_per_head = rows.head_bytes / 16;
+  for (int64_t at = blockIdx.y; at < rows.num_spans; at += gridDim.y) {
+    const RowSpan span = rows.spans[at];
+    const int64_t element_bytes = rows.out_bytes.dim;
+    for (int64_t row = blockIdx.x; row < span.rows; row += gridDim.x) {
+      std::byte* out = rows.out + span.out_start * element_bytes + row * rows.out_bytes.seq;
+      for (int64_t c = threadIdx.x; c < rows.num_heads * chunks_per_head; c += blockDim.x) {
+        const int64_t head = c / chunks_per_head;
+        *reinterpret_cast<uint4*>(out + head * rows.out_bytes.head + c % chunks_per_head * 16) =
+            make_uint4(0, 0, 0, 0);
+      }
+      if (rows.lse == nullptr) continue;
+      float* lse = rows.lse + span.lse_start + row * rows.lse_strides.seq;
+      for (int64_t head = threadIdx.x; head < rows.num_heads; head += blockDim.x) {
+        lse[head * rows.lse_strides.head] = -INFINITY;
+      }
+    }
+  }
+}
+
+__global__ void TransposeLseKernel(LseTranspose t) {
+  const int64_t total = t.batch * t.rows * t.heads;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; at < total;
+       at += step) {
+    const int64_t row = at % t.rows;
+    const int64_t head = at / t.rows % t.heads;
+    const int64_t i = at / (t.rows * t.heads);
+    t.lse[i * t.strides.batch + row * t.strides.seq + head * t.strides.head] =
+        t.by_row[(i * t.rows + row) * t.heads + head];
+  }
+}
+
+template <typename T>
+__global__ void WidenKernel(const T* from, float* to, int64_t count) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; at < count;
+       at += step) {
+    to[at] = static_cast<float>(from[at]);
+  }
+}
+
+__global__ void CleanTablesKernel(PagedKv kv) {
+  const PagedSide side = kv.sides[blockIdx.y];
+  const int64_t total = kv.clean_batch * kv.clean_pages;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; at < total;
+       at += step) {
+    const int64_t i = at / kv.clean_pages;
+    const int64_t j = at % kv.clean_pages;
+    const int64_t length = kv.kv_lens[i];
+    const int64_t rows = length - j * kv.page_size;
+    int32_t page = 0;
+    if (rows > 0) {
+      page = side.table[i * kv.pages_per_sequence + j];
+      if (side.owned_rows != nullptr) {
+        atomicMax(&side.owned_rows[page], static_cast<int32_t>(min(rows, kv.page_size)));
+      }
+    } else if (length > 0) {
+      page = side.table[i * kv.pages_per_sequence];
+    }
+    side.clean_table[at] = page;
+  }
+}
+
+// A block for each sequence, head and side. Sequences may share a last page: then both write zeros.
+__global__ void ZeroTailsKernel(PagedKv kv) {
+  const PagedSide side = kv.sides[blockIdx.z];
+  const int64_t chunks = side.head_bytes / 16;
+  for (int64_t i = blockIdx.x; i < kv.batch; i += gridDim.x) {
+    const int64_t length = kv.kv_lens[i];
+    if (length % kv.page_size == 0) continue;
+    const int64_t page = side.clean_table[i * kv.clean_pages + length / kv.page_size];
+    const int64_t first = side.owned_rows[page];
+    std::byte* base =
+        side.pages + page * side.bytes.batch + static_cast<int64_t>(blockIdx.y) * side.bytes.head;
+    for (int64_t c = threadIdx.x; c < (kv.page_size - first) * chunks; c += blockDim.x) {
+      *reinterpret_cast<uint4*>(base + (first + c / chunks) * side.bytes.seq + c % chunks * 16) =
+          make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t WriteEmptyRows(const EmptyRows& rows, cudaStream_t stream) {
+  if (rows.num_spans == 0 || rows.num_heads == 0) return cudaSuccess;
+  const dim3 grid(GridOf(std::min<int64_t>(rows.longest_span, 1024)), GridOf(rows.num_spans));
+  EmptyRowsKernel<<<grid, kThreads, 0, stream>>>(rows);
+  return cudaGetLastError();
+}
+
+cudaError_t TransposeLse(const LseTranspose& t, cudaStream_t stream) {
+  const int64_t total = t.batch * t.rows * t.heads;
+  if (total == 0) return cudaSuccess;
+  TransposeLseKernel<<<GridOf((total + kThreads - 1) / kThreads), kThreads, 0, stream>>>(t);
+  return cudaGetLastError();
+}
+
+cudaError_t WidenElements(DType dtype, const void* from, float* to, int64_t count,
+                          cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  const unsigned grid = GridOf((count + kThreads - 1) / kThreads);
+  if (dtype == DType::kFloat16) {
+    WidenKernel<<<grid, kThreads, 0, stream>>>(static_cast<const __half*>(from), to, count);
+  } else {
+    WidenKernel<<<grid, kThreads, 0, stream>>>(static_cast<const __nv_bfloat16*>(from), to, count);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t PreparePages(const PagedKv& kv, cudaStream_t stream) {
+  if (kv.batch == 0 || kv.num_kv_heads == 0) return cudaSuccess;
+  const int64_t entries = kv.clean_batch * kv.clean_pages;
+  const dim3 tables(GridOf((entries + kThreads - 1) / kThreads), 2);
+  CleanTablesKernel<<<tables, kThreads, 0, stream>>>(kv);
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  if (kv.sides[0].owned_rows == nullptr) return cudaSuccess;
+  const dim3 tails(GridOf(kv.batch), static_cast<unsigned>(kv.num_kv_heads), 2);
+  ZeroTailsKernel<<<tails, kThreads, 0, stream>>>(kv);
+  return cudaGetLastError();
+}
+
+}  // namespace attnd

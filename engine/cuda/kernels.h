@@ -1,0 +1,72 @@
+// The small kernels around a cuDNN graph. Each enqueues itself on a stream and returns the launch's
+// error; all pointers are device pointers.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/core/dtype.h"
+#include "engine/core/tensor_view.h"
+#include "engine/cuda/request_arrays.h"
+
+namespace attnd {
+
+struct EmptyRows {
+  const RowSpan* spans = nullptr;
+  int64_t num_spans = 0;
+  int64_t longest_span = 0;
+  int64_t num_heads = 0;
+  int64_t head_bytes = 0;  // Of O; a multiple of 16.
+  std::byte* out = nullptr;
+  Strides out_bytes;     // In bytes.
+  float* lse = nullptr;  // Null: not wanted.
+  Strides lse_strides;
+};
+
+// O = 0 and LSE = -inf in all rows of the spans.
+cudaError_t WriteEmptyRows(const EmptyRows& rows, cudaStream_t stream);
+
+struct LseTranspose {
+  const float* by_row = nullptr;  // [batch, rows, heads]
+  float* lse = nullptr;
+  Strides strides;  // Of lse, in elements.
+  int64_t batch = 0;
+  int64_t rows = 0;
+  int64_t heads = 0;
+};
+
+cudaError_t TransposeLse(const LseTranspose& transpose, cudaStream_t stream);
+
+// to[i] = from[i], from FLOAT16 or BFLOAT16 to float.
+cudaError_t WidenElements(DType dtype, const void* from, float* to, int64_t count,
+                          cudaStream_t stream);
+
+// One of K and V.
+struct PagedSide {
+  const int32_t* table = nullptr;  // [batch, pages_per_sequence]; garbage past a sequence's length
+  int32_t* clean_table = nullptr;  // [clean_batch, clean_pages]
+  // [num_pages], zeroed: rows of a page that some sequence owns. Null: no page has others.
+  int32_t* owned_rows = nullptr;
+  std::byte* pages = nullptr;
+  Strides bytes;           // Of the pages, in bytes.
+  int64_t head_bytes = 0;  // A multiple of 16.
+};
+
+struct PagedKv {
+  PagedSide sides[2];
+  const int32_t* kv_lens = nullptr;  // [clean_batch]
+  int64_t batch = 0;
+  int64_t pages_per_sequence = 0;
+  int64_t clean_batch = 0;
+  int64_t clean_pages = 0;
+  int64_t page_size = 0;
+  int64_t num_kv_heads = 0;
+};
+
+// Makes page tables whose every entry is a page of its sequence, and writes zeros to the rows of
+// last pages that no sequence owns: cuDNN multiplies them by 0, and they may hold NaN.
+cudaError_t PreparePages(const PagedKv& kv, cudaStream_t stream);
+
+}  // namespace attnd

@@ -1,0 +1,131 @@
+#include "engine/cuda/sdpa_description.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <unordered_set>
+
+#include "engine/core/status.h"
+#include "tests/engine/cuda/problems.h"
+
+namespace attnd::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+Geometry Full(int64_t batch, int64_t s_q, int64_t s_kv) {
+  return LengthsOf(std::vector<int64_t>(batch, s_q), std::vector<int64_t>(batch, s_kv), s_q, s_kv);
+}
+
+SdpaDescription Describe(const AttentionProblem& problem) {
+  const auto description = DescribeSdpa(problem);
+  EXPECT_TRUE(description.ok()) << description.status();
+  return *description;
+}
+
+TEST(SdpaDescription, HashesEveryByte) {
+  const SdpaDescription base;
+  const size_t hash = SdpaDescriptionHash()(base);
+  for (size_t at = 0; at < sizeof(base); ++at) {
+    SdpaDescription other = base;
+    auto* bytes = reinterpret_cast<unsigned char*>(&other);
+    bytes[at] ^= 1;
+    EXPECT_NE(SdpaDescriptionHash()(other), hash) << at;
+    EXPECT_FALSE(other == base) << at;
+  }
+}
+
+TEST(SdpaDescription, BucketsArePowersOfTwoAndOne) {
+  EXPECT_EQ(BucketLength(0), 1);
+  EXPECT_EQ(BucketLength(1), 1);
+  EXPECT_EQ(BucketLength(2), 64);
+  EXPECT_EQ(BucketLength(64), 64);
+  EXPECT_EQ(BucketLength(65), 128);
+  EXPECT_EQ(BucketLength(100'000), 131'072);
+  EXPECT_EQ(BucketCount(0), 1);
+  EXPECT_EQ(BucketCount(3), 4);
+  EXPECT_EQ(BucketCount(4), 4);
+}
+
+TEST(SdpaDescription, GrowingLengthsMakeFewPlans) {
+  for (Layout layout : {Layout::kBshdBshdBshd, Layout::kThdThdThd, Layout::kPagedKvBshdBshdBshd}) {
+    for (bool decode : {true, false}) {
+      std::unordered_set<SdpaDescription, SdpaDescriptionHash> plans;
+      for (int64_t n = 1; n <= 300; ++n) {
+        plans.insert(Describe(ProblemOf(layout, Full(1, decode ? 1 : n, n))));
+      }
+      EXPECT_LE(plans.size(), 12u) << Name(layout) << decode;
+    }
+  }
+}
+
+TEST(SdpaDescription, FullRoundBatchesRunDenseAndTheRestRagged) {
+  const auto engine = [](Layout layout, const Geometry& g) {
+    return EngineName(Describe(ProblemOf(layout, g)));
+  };
+  EXPECT_EQ(engine(Layout::kBshdBs2hd, Full(2, 128, 256)), "cudnn_dense");
+  EXPECT_EQ(engine(Layout::kBshdBs2hd, Full(2, 1, 256)), "cudnn_dense");
+  EXPECT_EQ(engine(Layout::kBshdBs2hd, Full(2, 128, 200)), "cudnn_ragged");
+  EXPECT_EQ(engine(Layout::kBshdBs2hd, LengthsOf({128, 5}, {256, 256}, 128, 256)), "cudnn_ragged");
+  EXPECT_EQ(engine(Layout::kThdT2hd, Full(2, 128, 256)), "cudnn_ragged");
+  EXPECT_EQ(engine(Layout::kPagedKvBshdBshdBshd, Full(2, 1, 256)), "cudnn_paged");
+}
+
+TEST(SdpaDescription, KeepsTheTrueBatchInTheStridesOfSbhd) {
+  const Geometry g = LengthsOf({5, 9, 3}, {5, 9, 3}, 9, 9);
+  const SdpaDescription d = Describe(ProblemOf(Layout::kSbhdSbhdSbhd, g));
+  EXPECT_EQ(d.batch, 4);
+  EXPECT_EQ(d.q.seq, 3 * 4 * 16);
+  EXPECT_EQ(d.k.seq, 3 * 2 * 16);
+}
+
+TEST(SdpaDescription, RefusesWhatCudnnCannotRunAndNamesTheField) {
+  const Geometry g = Full(2, 8, 8);
+  const auto field = [](const AttentionProblem& p) { return ErrorField(DescribeSdpa(p).status()); };
+  const AttentionProblem good = ProblemOf(Layout::kBshdBshdBshd, g);
+  EXPECT_EQ(field(good), "");
+
+  AttentionProblem p = good;
+  p.dtype = DType::kFloat32;
+  EXPECT_EQ(field(p), "spec.dtype");
+  p = good;
+  p.logit_softcap = 10.0;
+  EXPECT_EQ(field(p), "spec.logit_softcap");
+  p = good;
+  p.batch_invariant = true;
+  EXPECT_EQ(field(p), "spec.batch_invariant");
+  p = good;
+  p.head_dim_v = 12;
+  EXPECT_EQ(field(p), "spec.head_dim_v");
+  p = good;
+  p.head_dim_qk = 264;
+  EXPECT_EQ(field(p), "spec.head_dim_qk");
+  p = good;
+  p.k.strides.dim = 2;
+  EXPECT_EQ(field(p), "spec.views");
+  p = good;
+  p.v.byte_offset = 8;
+  EXPECT_EQ(field(p), "spec.views");
+  p = good;
+  p.max_seqlen_kv = int64_t{1} << 40;
+  EXPECT_EQ(field(p), "spec.max_seqlen_kv");
+  p = ProblemOf(Layout::kPagedKvBshdBshdBshd, g);
+  p.page_size = 48;
+  EXPECT_EQ(field(p), "spec.page_size");
+  EXPECT_THAT(std::string(DescribeSdpa(p).status().message()), HasSubstr("64"));
+}
+
+TEST(SdpaDescription, LeavesOutBoundsThatMaskNothing) {
+  const auto describe = [](const Geometry& g, Causal causal) {
+    return Describe(
+        ProblemOf(Layout::kBshdBshdBshd, g, [&](AttentionSpec& spec) { spec.causal = causal; }));
+  };
+  EXPECT_EQ(describe(Full(1, 1, 300), Causal::kBottomRight).right, kUnbounded);
+  EXPECT_EQ(describe(Full(1, 1, 300), Causal::kTopLeft).right, 0);
+  EXPECT_EQ(describe(Full(1, 128, 128), Causal::kBottomRight).right, 0);
+  EXPECT_FALSE(describe(Full(1, 128, 128), Causal::kBottomRight).bottom_right);
+  EXPECT_TRUE(describe(Full(1, 128, 256), Causal::kBottomRight).bottom_right);
+}
+
+}  // namespace
+}  // namespace attnd::testing
