@@ -104,21 +104,17 @@ absl::StatusOr<PreparedForward> Engine::Prepare(AttentionProblem problem, bool r
   ATTND_ASSIGN_OR_RETURN(work.plan, work.backend->BuildPlan(work.problem));
   ATTND_RETURN_IF_ERROR(host_pool_->CheckCanEverHold(
       DeviceBytes(work.problem, return_lse, work.plan->workspace_bytes())));
-  absl::Status status = AllocateMemory(*host_pool_, return_lse, work);
-  if (!status.ok()) {
-    // What waits in the queue and will never run makes room.
-    std::vector<Batcher::WorkPtr> dropped;
-    batcher_.Sweep(absl::Now(), dropped);
-    if (dropped.empty()) return status;
-    DropAll(std::move(dropped), absl::Now(), absl::OkStatus());
-    ForwardWork again;
-    again.problem = std::move(work.problem);
-    again.backend = work.backend;
-    again.plan = std::move(work.plan);
-    work = std::move(again);
-    ATTND_RETURN_IF_ERROR(AllocateMemory(*host_pool_, return_lse, work));
-  }
-  return prepared;
+  const absl::Status status = AllocateMemory(*host_pool_, return_lse, work);
+  if (status.ok()) return prepared;
+  // What waits in the queue and will never run makes room; then from the start, with nothing held.
+  std::vector<Batcher::WorkPtr> dropped;
+  const absl::Time now = absl::Now();
+  batcher_.Sweep(now, dropped);
+  if (dropped.empty()) return status;
+  DropAll(std::move(dropped), now, absl::OkStatus());
+  problem = std::move(work.problem);
+  prepared.work_.reset();
+  return Prepare(std::move(problem), return_lse);
 }
 
 void Engine::Submit(PreparedForward prepared, RequestContext context, ForwardDone done) {

@@ -257,8 +257,8 @@ absl::Status CheckDestinations(const DecodedForward& decoded, const AttentionPro
     if (__builtin_add_overflow(bytes, *NumBytes(problem.lse_desc), &bytes)) bytes = INT64_MAX;
   }
   constexpr int64_t kMostMessageBytes = std::numeric_limits<int32_t>::max();
-  constexpr int64_t kMostMetadataBytes = 4096;
-  if (bytes <= kMostMessageBytes - kMostMetadataBytes) return absl::OkStatus();
+  constexpr int64_t kReplyMetadataBytes = 4096;
+  if (bytes <= kMostMessageBytes - kReplyMetadataBytes) return absl::OkStatus();
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kMessageTooLarge, "out_placement",
                    absl::StrCat("out_placement is in_message, but the outputs need ", bytes,
                                 " bytes and a message holds ", kMostMessageBytes));

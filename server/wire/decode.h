@@ -2,10 +2,6 @@
 // resolver; nothing that is set is passed over.
 #pragma once
 
-#include <array>
-#include <span>
-#include <vector>
-
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "attnd/v1/attention.pb.h"

@@ -143,6 +143,32 @@ TEST_F(EngineTest, EverythingARequestHoldsIsThePools) {
   EXPECT_GE(with_tables, engine_.Plan(d)->device_bytes);
 }
 
+TEST_F(EngineTest, DeadWorkInTheQueueMakesRoomInThePool) {
+  // Busy, then half of the pool in the queue, dead; then more than what is left.
+  ForwardDescription busy;
+  busy.spec.layout = Layout::kBshdBshdBshd;
+  busy.spec.dtype = DType::kFloat32;
+  for (Buffer b : {Buffer::kQ, Buffer::kK, Buffer::kV}) {
+    busy.inputs.buffers[static_cast<int>(b)] = TensorDesc{DType::kFloat32, {1, 40'000, 2, 8}};
+  }
+  PreparedForward running = Prepare(busy);
+  PreparedForward queued = Prepare(Bs3hd(60'000));
+  auto token = std::make_shared<CancellationToken>();
+  engine_.Submit(std::move(running), {.cancellation = token}, [](absl::StatusOr<ForwardResult>) {});
+  absl::SleepFor(absl::Milliseconds(20));
+  auto dead = std::make_shared<CancellationToken>();
+  std::promise<absl::Status> ended;
+  engine_.Submit(std::move(queued), {.cancellation = dead},
+                 [&](absl::StatusOr<ForwardResult> r) { ended.set_value(r.status()); });
+  const ForwardDescription next = Bs3hd(60'000);
+  EXPECT_EQ(engine_.Prepare(*engine_.Check(next), true).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  dead->Cancel(CancellationToken::Cause::kClient);
+  EXPECT_TRUE(engine_.Prepare(*engine_.Check(next), true).ok());
+  EXPECT_EQ(ended.get_future().get().code(), absl::StatusCode::kCancelled);
+  token->Cancel(CancellationToken::Cause::kClient);
+}
+
 TEST_F(EngineTest, ADrainPastItsDeadlineEndsWhatIsRunning) {
   ForwardDescription d;
   d.spec.layout = Layout::kBshdBshdBshd;
