@@ -1,140 +1,225 @@
 #include "engine/engine.h"
 
-#include <thread>
+#include <algorithm>
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "engine/backend/forward_memory.h"
 #include "engine/core/layout.h"
 #include "engine/core/status.h"
-#include "engine/cpu/cpu_backend.h"
 
 namespace attnd {
 namespace {
 
-int64_t BytesOf(const TensorDesc& desc) {
-  return *NumBytes(desc);  // Resolve checked that it does not pass 2^63.
+constexpr size_t kMostWaitingPlans = 128;
+
+int64_t DeviceBytes(const ForwardMemory& memory, const AttentionPlan& plan) {
+  return SaturatingSum(SaturatingSum(memory.input_bytes, memory.output_bytes),
+                       plan.workspace_bytes());
 }
 
-int64_t PageTableBytes(const AttentionProblem& problem) {
-  return problem.batch * problem.pages_per_sequence * static_cast<int64_t>(sizeof(int32_t));
+// What of it the host pool holds: everything, but for the workspace of a device.
+int64_t HostBytes(const ForwardMemory& memory, const AttentionPlan& plan, bool on_device) {
+  return on_device ? SaturatingSum(memory.input_bytes, memory.output_bytes)
+                   : DeviceBytes(memory, plan);
 }
 
-std::span<const int32_t> Table(const PoolBuffer& buffer) {
-  return {reinterpret_cast<const int32_t*>(buffer.data()),
-          static_cast<size_t>(buffer.size()) / sizeof(int32_t)};
+absl::Status CheckCanEverHold(const MemoryPool& host, const MemoryPool* device,
+                              const ForwardMemory& memory, const AttentionPlan& plan) {
+  ATTND_RETURN_IF_ERROR(host.CheckCanEverHold(HostBytes(memory, plan, device != nullptr)));
+  return device == nullptr ? absl::OkStatus() : device->CheckCanEverHold(DeviceBytes(memory, plan));
 }
 
-// Inputs, page tables, outputs and workspace. Plan takes shapes that no memory could hold:
-// saturates.
-int64_t DeviceBytes(const AttentionProblem& problem, bool with_lse, int64_t workspace_bytes) {
-  int64_t total = workspace_bytes;
-  auto add = [&](const TensorDesc& desc) {
-    if (__builtin_add_overflow(total, BytesOf(desc), &total)) total = INT64_MAX;
-  };
-  for (const auto& input : problem.inputs) {
-    if (input) add(*input);
-  }
-  if (problem.is_paged && __builtin_add_overflow(total, 2 * PageTableBytes(problem), &total)) {
-    total = INT64_MAX;
-  }
-  add(problem.out_desc);
-  if (with_lse) add(problem.lse_desc);
-  return total;
-}
-
-// Inputs, outputs and page tables of a problem, by pool blocks and vectors.
-absl::Status AllocateMemory(MemoryPool& pool, bool with_lse, ForwardWork& work) {
-  auto allocate = [&](int64_t bytes, PoolBuffer& target) -> absl::Status {
-    ATTND_ASSIGN_OR_RETURN(target, pool.Allocate(bytes));
-    work.bytes += bytes;
-    return absl::OkStatus();
-  };
-  const AttentionProblem& p = work.problem;
-  for (int i = 0; i < kNumInputBuffers; ++i) {
-    if (p.inputs[i]) ATTND_RETURN_IF_ERROR(allocate(BytesOf(*p.inputs[i]), work.inputs[i]));
-  }
-  ATTND_RETURN_IF_ERROR(allocate(BytesOf(p.out_desc), work.out));
-  if (with_lse) ATTND_RETURN_IF_ERROR(allocate(BytesOf(p.lse_desc), work.lse));
-  ATTND_RETURN_IF_ERROR(allocate(work.plan->workspace_bytes(), work.workspace));
+absl::Status CheckPageTables(const PreparedForward& prepared) {
+  const AttentionProblem& p = prepared.problem();
   if (!p.is_paged) return absl::OkStatus();
-  ATTND_RETURN_IF_ERROR(allocate(PageTableBytes(p), work.page_table_k));
-  return allocate(PageTableBytes(p), work.page_table_v);
+  ATTND_RETURN_IF_ERROR(
+      CheckPageTable(p, prepared.page_table_k(), p.num_pages_k, "sequences.page_table_k"));
+  return CheckPageTable(p, prepared.page_table_v(), p.num_pages_v, "sequences.page_table_v");
 }
 
 }  // namespace
 
-Engine::Engine(const EngineOptions& options)
-    : options_(options),
-      host_pool_(MakeHostPool(options.host_pool_bytes, "--pinned-pool")),
-      cpu_(std::make_unique<CpuBackend>(options.threads)),
-      batcher_({.queue_bytes = options.queue_bytes, .flag = "--max-queue"}),
-      worker_(std::make_unique<Worker>(batcher_)) {}
+std::span<std::byte> PreparedForward::input(Buffer buffer) const {
+  const int i = static_cast<int>(buffer);
+  const std::optional<TensorDesc>& desc = work_->problem.inputs[i];
+  if (!desc) return {};
+  return work_->inputs.bytes().subspan(static_cast<size_t>(work_->memory.inputs[i]),
+                                       static_cast<size_t>(*NumBytes(*desc)));
+}
+
+std::span<int32_t> PreparedForward::Table(int64_t offset) const {
+  const auto bytes = static_cast<size_t>(work_->memory.page_table_bytes);
+  if (bytes == 0) return {};
+  return {reinterpret_cast<int32_t*>(work_->inputs.data() + offset), bytes / sizeof(int32_t)};
+}
+
+struct Engine::Lane {
+  Lane(const ComputeTarget& target, int64_t queue_bytes)
+      : backend(*target.backend),
+        device_pool(target.device_pool.get()),
+        batcher({.queue_bytes = queue_bytes, .flag = "--max-queue"}) {}
+
+  AttentionBackend& backend;
+  MemoryPool* const device_pool;
+  Batcher batcher;
+  std::vector<std::unique_ptr<Worker>> workers;
+};
+
+Engine::Engine(EngineParts parts) : parts_(std::move(parts)), planner_(kMostWaitingPlans) {
+  for (const ComputeTarget& target : parts_.targets) {
+    lanes_.push_back(std::make_unique<Lane>(target, parts_.queue_bytes));
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Make(EngineParts parts) {
+  std::unique_ptr<Engine> engine(new Engine(std::move(parts)));
+  for (size_t i = 0; i < engine->lanes_.size(); ++i) {
+    Lane& lane = *engine->lanes_[i];
+    for (int n = 0; n < engine->parts_.targets[i].workers; ++n) {
+      ATTND_ASSIGN_OR_RETURN(std::unique_ptr<DeviceQueue> queue, lane.backend.MakeQueue());
+      lane.workers.push_back(std::make_unique<Worker>(lane.batcher, std::move(queue)));
+    }
+  }
+  return engine;
+}
 
 Engine::~Engine() { Drain(absl::InfinitePast()); }
 
-absl::StatusOr<PlanReport> Engine::Plan(const ForwardDescription& d) const {
-  ATTND_ASSIGN_OR_RETURN(AttentionProblem problem,
-                         Resolve(d.spec, d.sequences, d.inputs,
-                                 {.out_dtype = d.out_dtype, .derive_missing_shapes = true}));
-  PlanReport report;
-  report.support = cpu_->CheckSupport(problem);
-  report.backend = cpu_->info().name;
-  if (report.support.ok()) {
-    ATTND_ASSIGN_OR_RETURN(const std::unique_ptr<AttentionPlan> plan, cpu_->BuildPlan(problem));
-    report.engine = std::string(plan->engine());
-    report.workspace_bytes = plan->workspace_bytes();
-    report.device_bytes = DeviceBytes(problem, d.return_lse, report.workspace_bytes);
-    report.deterministic_available = true;
-    report.support = host_pool_->CheckCanEverHold(report.device_bytes);
-  }
-  report.problem = std::move(problem);
-  return report;
+std::vector<const AttentionBackend*> Engine::backends() const {
+  std::vector<const AttentionBackend*> backends;
+  for (const ComputeTarget& target : parts_.targets) backends.push_back(target.backend.get());
+  return backends;
 }
 
 absl::StatusOr<AttentionProblem> Engine::Check(const ForwardDescription& d) const {
   return Resolve(d.spec, d.sequences, d.inputs, {.out_dtype = d.out_dtype});
 }
 
-absl::StatusOr<PreparedForward> Engine::Prepare(AttentionProblem problem, bool return_lse) {
-  PreparedForward prepared;
-  prepared.work_ = std::make_unique<ForwardWork>();
-  ForwardWork& work = *prepared.work_;
-  work.problem = std::move(problem);
-  work.backend = cpu_.get();
-  ATTND_ASSIGN_OR_RETURN(work.plan, work.backend->BuildPlan(work.problem));
-  ATTND_RETURN_IF_ERROR(host_pool_->CheckCanEverHold(
-      DeviceBytes(work.problem, return_lse, work.plan->workspace_bytes())));
-  const absl::Status status = AllocateMemory(*host_pool_, return_lse, work);
-  if (status.ok()) return prepared;
-  // What waits in the queue and will never run makes room; then from the start, with nothing held.
-  std::vector<Batcher::WorkPtr> dropped;
-  const absl::Time now = absl::Now();
-  batcher_.Sweep(now, dropped);
-  if (dropped.empty()) return status;
-  DropAll(std::move(dropped), now, absl::OkStatus());
-  problem = std::move(work.problem);
-  prepared.work_.reset();
-  return Prepare(std::move(problem), return_lse);
+bool Engine::PlansAreReady(const AttentionProblem& problem) const {
+  return std::all_of(lanes_.begin(), lanes_.end(), [&](const std::unique_ptr<Lane>& lane) {
+    return lane->backend.PlanIsReady(problem);
+  });
 }
 
-void Engine::Submit(PreparedForward prepared, RequestContext context, ForwardDone done) {
-  std::unique_ptr<ForwardWork> work = std::move(prepared.work_);
-  absl::Status status;
-  if (const AttentionProblem& p = work->problem; p.is_paged) {
-    status = CheckPageTable(p, Table(work->page_table_k), p.num_pages_k, "sequences.page_table_k");
-    if (status.ok()) {
-      status =
-          CheckPageTable(p, Table(work->page_table_v), p.num_pages_v, "sequences.page_table_v");
-    }
+void Engine::Plan(const ForwardDescription& d, PlanDone done) {
+  absl::StatusOr<AttentionProblem> problem = Resolve(
+      d.spec, d.sequences, d.inputs, {.out_dtype = d.out_dtype, .derive_missing_shapes = true});
+  if (!problem.ok()) return done(problem.status());
+  const bool ready = PlansAreReady(*problem);
+  auto report = [this, problem = *std::move(problem), with_lse = d.return_lse]() mutable {
+    return CatchBadAlloc([&] { return Report(std::move(problem), with_lse); });
+  };
+  if (ready) return done(report());
+  planner_.Post(
+      [report = std::move(report), done = std::move(done)](const absl::Status& go) mutable {
+        if (go.ok()) {
+          done(report());
+        } else {
+          done(go);
+        }
+      });
+}
+
+absl::StatusOr<PlanReport> Engine::Report(AttentionProblem problem, bool with_lse) const {
+  PlanReport report;
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    const absl::StatusOr<std::unique_ptr<AttentionPlan>> plan = lane->backend.BuildPlan(problem);
+    report.backend = lane->backend.info().name;
+    report.support = plan.status();
+    if (absl::IsUnimplemented(plan.status())) continue;
+    if (!plan.ok()) break;
+    const ForwardMemory memory = LayOutForward(problem, with_lse);
+    report.engine = std::string((*plan)->engine());
+    report.workspace_bytes = (*plan)->workspace_bytes();
+    report.device_bytes = DeviceBytes(memory, **plan);
+    report.deterministic_available = true;
+    report.support = CheckCanEverHold(*parts_.host_pool, lane->device_pool, memory, **plan);
+    break;
   }
+  report.problem = std::move(problem);
+  return report;
+}
+
+void Engine::Prepare(AttentionProblem problem, bool return_lse, RequestContext context,
+                     PrepareDone done) {
+  auto work = std::make_unique<ForwardWork>();
+  work->problem = std::move(problem);
+  work->with_lse = return_lse;
+  work->context = std::move(context);
+  work->plan_cache_hit = PlansAreReady(work->problem);
+  const bool ready = work->plan_cache_hit;
+  auto place = [this, work = std::move(work)]() mutable {
+    return CatchBadAlloc([&]() -> absl::StatusOr<PreparedForward> {
+      ATTND_RETURN_IF_ERROR(Batcher::CheckLive(*work, absl::Now()));
+      return Place(std::move(work));
+    });
+  };
+  if (ready) return done(place());
+  planner_.Post([place = std::move(place), done = std::move(done)](const absl::Status& go) mutable {
+    if (go.ok()) {
+      done(place());
+    } else {
+      done(go);
+    }
+  });
+}
+
+absl::StatusOr<PreparedForward> Engine::Place(std::unique_ptr<ForwardWork> work) {
+  absl::Status refusal;
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    absl::StatusOr<std::unique_ptr<AttentionPlan>> plan = lane->backend.BuildPlan(work->problem);
+    refusal = plan.status();
+    if (absl::IsUnimplemented(refusal)) continue;
+    ATTND_RETURN_IF_ERROR(refusal);
+    work->backend = &lane->backend;
+    work->plan = *std::move(plan);
+    work->memory = LayOutForward(work->problem, work->with_lse);
+    ATTND_RETURN_IF_ERROR(Reserve(*lane, *work));
+    PreparedForward prepared;
+    prepared.work_ = std::move(work);
+    prepared.batcher_ = &lane->batcher;
+    return prepared;
+  }
+  return refusal;
+}
+
+absl::Status Engine::Reserve(const Lane& lane, ForwardWork& work) {
+  const ForwardMemory& memory = work.memory;
+  MemoryPool& host = *parts_.host_pool;
+  ATTND_RETURN_IF_ERROR(CheckCanEverHold(host, lane.device_pool, memory, *work.plan));
+  work.bytes = DeviceBytes(memory, *work.plan);
+  auto allocate = [&]() -> absl::Status {
+    ATTND_ASSIGN_OR_RETURN(work.inputs, host.Allocate(memory.input_bytes));
+    ATTND_ASSIGN_OR_RETURN(work.outputs, host.Allocate(memory.output_bytes));
+    ATTND_ASSIGN_OR_RETURN(work.device, lane.device_pool == nullptr
+                                            ? host.Allocate(work.plan->workspace_bytes())
+                                            : lane.device_pool->Allocate(work.bytes));
+    return absl::OkStatus();
+  };
+  const absl::Status status = allocate();
+  if (status.ok()) return status;
+  // What waits in a queue and will never run makes room; then once more, with nothing held.
+  work.inputs = PoolBuffer();
+  work.outputs = PoolBuffer();
+  std::vector<Batcher::WorkPtr> dropped;
+  const absl::Time now = absl::Now();
+  for (const std::unique_ptr<Lane>& other : lanes_) other->batcher.Sweep(now, dropped);
+  if (dropped.empty()) return status;
+  DropAll(std::move(dropped), now, absl::OkStatus());
+  return allocate();
+}
+
+void Engine::Submit(PreparedForward prepared, ForwardDone done) {
+  absl::Status status = CheckPageTables(prepared);
+  std::unique_ptr<ForwardWork> work = std::move(prepared.work_);
   std::vector<Batcher::WorkPtr> dropped;
   const absl::Time now = absl::Now();
   if (status.ok()) {
-    work->context = std::move(context);
     work->submitted = now;
     work->done = std::move(done);
     status = Batcher::CheckLive(*work, now);
-    if (status.ok()) status = batcher_.Submit(work, now, dropped);
+    if (status.ok()) status = prepared.batcher_->Submit(work, now, dropped);
     if (!status.ok()) done = std::move(work->done);
   }
   DropAll(std::move(dropped), now, absl::OkStatus());
@@ -145,17 +230,23 @@ void Engine::Submit(PreparedForward prepared, RequestContext context, ForwardDon
 }
 
 void Engine::Drain(absl::Time deadline) {
-  batcher_.Close();
+  planner_.Close();
+  for (const std::unique_ptr<Lane>& lane : lanes_) lane->batcher.Close();
   std::lock_guard lock(drain_mutex_);
-  while (!batcher_.empty() && absl::Now() < deadline) {
-    absl::SleepFor(absl::Milliseconds(2));
+  auto all_empty = [&] {
+    return std::all_of(lanes_.begin(), lanes_.end(),
+                       [](const std::unique_ptr<Lane>& lane) { return lane->batcher.empty(); });
+  };
+  while (!all_empty() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(2));
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    DropAll(lane->batcher.TakeAll(), absl::Now(),
+            MakeError(absl::StatusCode::kUnavailable, reason::kDraining, "",
+                      "the server stopped before the request was launched"));
+    for (const std::unique_ptr<Worker>& worker : lane->workers) {
+      if (!worker->WaitUntilEnded(deadline)) worker->Abandon();
+    }
+    lane->workers.clear();
   }
-  DropAll(batcher_.TakeAll(), absl::Now(),
-          MakeError(absl::StatusCode::kUnavailable, reason::kDraining, "",
-                    "the server stopped before the request was launched"));
-  if (worker_ == nullptr) return;
-  if (!worker_->WaitUntilEnded(deadline)) worker_->Abandon();
-  worker_.reset();
 }
 
 }  // namespace attnd

@@ -1,13 +1,15 @@
-// The engine: what the server calls. Check resolves a request, Prepare finds it a plan and memory;
-// the caller fills the inputs in; Submit queues it; `done` brings the result.
+// The engine: what the server calls. Check resolves a request, Prepare finds it a backend, a plan
+// and memory; the caller fills the inputs in; Submit queues it; `done` brings the result.
 //
-// Thread-safe. Nothing here blocks but Drain. This is the one place that names concrete backends.
+// Thread-safe. Nothing here blocks but Drain and making an engine.
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -16,15 +18,26 @@
 #include "engine/core/request_context.h"
 #include "engine/memory/memory_pool.h"
 #include "engine/sched/batcher.h"
+#include "engine/sched/task_thread.h"
 #include "engine/sched/work.h"
 #include "engine/sched/worker.h"
 
 namespace attnd {
 
-struct EngineOptions {
-  int threads = 0;  // CPU threads; 0: one for each hardware thread.
-  int64_t host_pool_bytes = 0;
-  int64_t queue_bytes = 0;
+// A backend, and what it runs with.
+struct ComputeTarget {
+  std::unique_ptr<AttentionBackend> backend;
+  std::shared_ptr<MemoryPool> device_pool;  // Null: the backend computes in host memory.
+  int workers = 1;
+};
+
+// What an engine is made of.
+struct EngineParts {
+  // Requests arrive and leave here; what the devices copy from and to.
+  std::shared_ptr<MemoryPool> host_pool;
+  // In order of preference: a request runs on the first that computes it.
+  std::vector<ComputeTarget> targets;
+  int64_t queue_bytes = 0;  // Of each target.
 };
 
 // A request but for its tensors' bytes.
@@ -47,64 +60,73 @@ struct PlanReport {
   AttentionProblem problem;
 };
 
-// Memory of a request that passed every check, with its inputs still to be written.
+// A request that passed every check, with memory, and with its inputs still to be written.
 class PreparedForward {
  public:
   const AttentionProblem& problem() const { return work_->problem; }
   // The bytes of an input buffer, of its description's size; empty for buffers without elements.
-  std::span<std::byte> input(Buffer buffer) const {
-    return work_->inputs[static_cast<int>(buffer)].bytes();
-  }
+  std::span<std::byte> input(Buffer buffer) const;
   // [b, pages], row-major; empty unless paged.
-  std::span<int32_t> page_table_k() const { return Table(work_->page_table_k); }
-  std::span<int32_t> page_table_v() const { return Table(work_->page_table_v); }
+  std::span<int32_t> page_table_k() const { return Table(work_->memory.page_table_k); }
+  std::span<int32_t> page_table_v() const { return Table(work_->memory.page_table_v); }
   // How long writing the inputs took, for the report.
   void set_copy_in(absl::Duration duration) { work_->copy_in = duration; }
 
  private:
   friend class Engine;
-  static std::span<int32_t> Table(const PoolBuffer& buffer) {
-    return {reinterpret_cast<int32_t*>(buffer.data()),
-            static_cast<size_t>(buffer.size()) / sizeof(int32_t)};
-  }
+  std::span<int32_t> Table(int64_t offset) const;
+
   std::unique_ptr<ForwardWork> work_;
+  Batcher* batcher_ = nullptr;
 };
 
 class Engine {
  public:
-  explicit Engine(const EngineOptions& options);
+  using PlanDone = absl::AnyInvocable<void(absl::StatusOr<PlanReport>)>;
+  using PrepareDone = absl::AnyInvocable<void(absl::StatusOr<PreparedForward>)>;
+
+  // Starts the workers. At least one target. INTERNAL where a device gives no queue.
+  static absl::StatusOr<std::unique_ptr<Engine>> Make(EngineParts parts);
   // Drains without waiting.
   ~Engine();
 
+  // Calls `done` once: here if the plan is at hand, else on another thread when it has been built.
   // Contradictions are INVALID_ARGUMENT; what no backend computes is in PlanReport::support. Shapes
   // may be left out where the spec states the sizes.
-  absl::StatusOr<PlanReport> Plan(const ForwardDescription& description) const;
+  void Plan(const ForwardDescription& description, PlanDone done);
 
   // The checked problem, whose buffers must all be described. INVALID_ARGUMENT for contradictions.
   absl::StatusOr<AttentionProblem> Check(const ForwardDescription& description) const;
 
-  // UNIMPLEMENTED where no backend computes it, RESOURCE_EXHAUSTED where the pool cannot hold it.
-  absl::StatusOr<PreparedForward> Prepare(AttentionProblem problem, bool return_lse);
+  // Calls `done` once, as Plan does. UNIMPLEMENTED where no backend computes it, RESOURCE_EXHAUSTED
+  // where a pool cannot hold it.
+  void Prepare(AttentionProblem problem, bool return_lse, RequestContext context, PrepareDone done);
 
   // Queues the request. `done` runs exactly once: here if it is refused (page tables that leave the
   // pool, full queue, draining), else on a worker.
-  void Submit(PreparedForward prepared, RequestContext context, ForwardDone done);
+  void Submit(PreparedForward prepared, ForwardDone done);
 
   // Refuses new work, and waits until what is queued has run or `deadline` has passed; then the
   // rest is dropped and what is running ended, with UNAVAILABLE. Later calls return at once.
   void Drain(absl::Time deadline);
 
   // In order of preference.
-  std::vector<const AttentionBackend*> backends() const { return {cpu_.get()}; }
-  const MemoryPool& host_pool() const { return *host_pool_; }
-  int64_t queue_bytes() const { return options_.queue_bytes; }
+  std::vector<const AttentionBackend*> backends() const;
+  const MemoryPool& host_pool() const { return *parts_.host_pool; }
+  int64_t queue_bytes() const { return parts_.queue_bytes; }
 
  private:
-  const EngineOptions options_;
-  std::shared_ptr<MemoryPool> host_pool_;
-  std::unique_ptr<AttentionBackend> cpu_;
-  Batcher batcher_;
-  std::unique_ptr<Worker> worker_;
+  struct Lane;  // A target with its queue and workers.
+
+  explicit Engine(EngineParts parts);
+  bool PlansAreReady(const AttentionProblem& problem) const;
+  absl::StatusOr<PlanReport> Report(AttentionProblem problem, bool with_lse) const;
+  absl::StatusOr<PreparedForward> Place(std::unique_ptr<ForwardWork> work);
+  absl::Status Reserve(const Lane& lane, ForwardWork& work);
+
+  const EngineParts parts_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  TaskThread planner_;
   std::mutex drain_mutex_;
 };
 

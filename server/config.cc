@@ -32,6 +32,7 @@ constexpr int kMaxThreads = 4096;
 constexpr int kMaxStreams = 1'000'000;
 constexpr absl::Duration kMaxDrain = absl::Hours(1);
 constexpr size_t kMaxFileBytes = 1 << 20;
+constexpr int64_t kMostPinnedByDefault = int64_t{8} << 30;
 
 using Values = std::vector<std::string>;
 using Setter = absl::Status (*)(const Values&, const ConfigSources&, Config&);
@@ -86,6 +87,25 @@ absl::Status SetAdvertise(const Values& values, const ConfigSources&, Config& co
   return absl::OkStatus();
 }
 
+// The host memory of requests is taken as it is needed, but pinned memory at once: so the default
+// pins less.
+absl::Status SetPinnedPool(const Values& values, const ConfigSources& sources, Config& config) {
+  ATTND_ASSIGN_OR_RETURN(config.host_pool_bytes, ParseByteSize(values[0], sources.memory_bytes));
+  config.pinned_pool_bytes = config.host_pool_bytes;
+  return absl::OkStatus();
+}
+
+absl::Status SetDevicePool(const Values& values, const ConfigSources&, Config& config) {
+  constexpr int64_t kPercents = 100;
+  config.device_pool = PoolSize();
+  if (values[0].ends_with('%')) {
+    ATTND_ASSIGN_OR_RETURN(const int64_t percent, ParseByteSize(values[0], kPercents));
+    config.device_pool.percent = static_cast<int>(percent);
+    return absl::OkStatus();
+  }
+  return Assign(ParseByteSize(values[0]), config.device_pool.bytes);
+}
+
 // A lambda of the Setter type.
 #define ATTND_SET(expression)                                                                     \
   [](const Values& v, [[maybe_unused]] const ConfigSources& sources, Config& c) -> absl::Status { \
@@ -117,9 +137,12 @@ const std::array kSettings = {
     Setting{"threads", "N", "0", "Threads that compute; 0: all hardware threads", Arity::kOne,
             ATTND_SET(Assign(ParseInteger(v[0], 0, kMaxThreads), c.threads))},
     Setting{"pinned-pool", "BYTES", "50%",
-            "Cap of the host memory that holds tensors: 512MiB, 2GB, 50% (of all memory)",
-            Arity::kOne,
-            ATTND_SET(Assign(ParseByteSize(v[0], sources.memory_bytes), c.pinned_pool_bytes))},
+            "Cap of the host memory that holds tensors: 512MiB, 2GB, 50% (of all memory); with a "
+            "GPU, pinned at start, by default at most 8GiB",
+            Arity::kOne, SetPinnedPool},
+    Setting{"device-pool", "BYTES", "80%",
+            "GPU memory taken at start: 20GiB, or a share of what is free", Arity::kOne,
+            SetDevicePool},
     Setting{"max-queue", "BYTES", "1GiB", "Cap of the bytes of requests that wait", Arity::kOne,
             ATTND_SET(Assign(ParseByteSize(v[0]), c.max_queue_bytes))},
     Setting{"max-streams", "N", "0", "Calls at once on one connection; 0: no limit of ours",
@@ -141,7 +164,6 @@ const std::array kSettings = {
             ATTND_SET(Choose<LogFormat>(
                 v[0], {{"text", LogFormat::kText}, {"json", LogFormat::kJson}}, c.log_format))},
     Setting{"metrics-listen", "ADDR", "", "", Arity::kOne, nullptr},
-    Setting{"device-pool", "BYTES", "", "", Arity::kOne, nullptr},
     Setting{"devices", "LIST", "", "", Arity::kOne, nullptr},
     Setting{"warm", "FILE", "", "", Arity::kOne, nullptr},
     Setting{"quotas", "FILE", "", "", Arity::kOne, nullptr},
@@ -336,6 +358,7 @@ absl::Status ApplyDefaults(const ConfigSources& sources, Config& config) {
     ATTND_RETURN_IF_ERROR(
         Apply(setting, FlagName(setting), {setting.default_value}, sources, config));
   }
+  config.pinned_pool_bytes = std::min(config.pinned_pool_bytes, kMostPinnedByDefault);
   return absl::OkStatus();
 }
 

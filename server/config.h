@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "engine/memory/memory_pool.h"
 #include "server/config_values.h"
 #include "server/telemetry/log.h"
 
@@ -29,11 +30,15 @@ struct Config {
   bool insecure = false;
   BackendChoice backend = BackendChoice::kAuto;
   Fallback fallback = Fallback::kNone;
-  int threads = 0;                // 0: all hardware threads.
-  int64_t pinned_pool_bytes = 0;  // Cap of the host memory that holds tensors; > 0.
-  int64_t max_queue_bytes = 0;    // > 0.
-  int max_streams = 0;            // Of one connection; 0: gRPC's own limit.
-  absl::Duration drain_delay;     // 0 .. 1 hour, as is drain_timeout.
+  int threads = 0;  // 0: all hardware threads.
+  // Host memory that holds tensors: its cap where the CPU serves, and where a GPU does what is
+  // pinned when the server starts. Both > 0; different only while --pinned-pool is not given.
+  int64_t host_pool_bytes = 0;
+  int64_t pinned_pool_bytes = 0;
+  PoolSize device_pool;         // > 0. A share is one of the device memory that is free.
+  int64_t max_queue_bytes = 0;  // > 0.
+  int max_streams = 0;          // Of one connection; 0: gRPC's own limit.
+  absl::Duration drain_delay;   // 0 .. 1 hour, as is drain_timeout.
   absl::Duration drain_timeout;
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kText;

@@ -1,7 +1,7 @@
 // attnd: reads its settings, serves until SIGTERM or SIGINT, drains, and ends with 0.
 //
-// Exit codes: 0; 1 where an address cannot be listened on; 2 for settings that are wrong or not
-// built yet.
+// Exit codes: 0; 1 where an address or the GPU that was asked for cannot be had; 2 for settings
+// that are wrong or not built yet.
 
 #include <malloc.h>
 #include <pthread.h>
@@ -51,15 +51,15 @@ int Run(const Config& config, const sigset_t& signals) {
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(config);
   if (!server.ok()) {
     std::cerr << "attnd: " << server.status().message() << "\n";
-    return absl::IsInvalidArgument(server.status()) ? 2 : 1;
+    return 1;
   }
   for (const std::string& address : (*server)->addresses()) {
     std::cout << "listening on " << address << std::endl;  // Flushed: scripts wait for it.
   }
   Log(LogLevel::kInfo, "serving",
       {{"version", kVersion},
-       {"backend", "cpu"},
-       {"why", config.backend == BackendChoice::kCpu ? "--backend=cpu" : "no CUDA backend built"},
+       {"backend", (*server)->backend()},
+       {"why", (*server)->why_backend()},
        {"addresses", absl::StrJoin((*server)->addresses(), ",")}});
   const int signal = WaitForSignal(signals);
   Log(LogLevel::kInfo, "draining", {{"signal", signal == SIGTERM ? "SIGTERM" : "SIGINT"}});

@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "engine/core/status.h"
 #include "engine/engine.h"
+#include "engine/engine_parts.h"
 #include "server/services/admin_service.h"
 #include "server/services/attention_service.h"
 #include "server/services/health_service.h"
@@ -124,13 +125,12 @@ void RedirectLibraryLogs() {
 
 class GrpcServer final : public Server {
  public:
-  explicit GrpcServer(const Config& config)
+  GrpcServer(const Config& config, std::unique_ptr<Engine> engine, std::string why_backend)
       : config_(config),
-        engine_({.threads = config.threads,
-                 .host_pool_bytes = config.pinned_pool_bytes,
-                 .queue_bytes = config.max_queue_bytes}),
-        attention_(engine_),
-        admin_(engine_, MakeIncarnation()),
+        engine_(std::move(engine)),
+        why_backend_(std::move(why_backend)),
+        attention_(*engine_),
+        admin_(*engine_, MakeIncarnation()),
         health_state_(std::make_shared<HealthState>(std::set<std::string>{
             v1::Attention::service_full_name(), v1::Tensors::service_full_name(),
             v1::Sessions::service_full_name(), v1::Admin::service_full_name()})),
@@ -166,6 +166,9 @@ class GrpcServer final : public Server {
     return all;
   }
 
+  std::string backend() const override { return engine_->backends().front()->info().name; }
+  std::string why_backend() const override { return why_backend_; }
+
   void Drain() override {
     health_state_->SetServing(false);
     absl::SleepFor(config_.drain_delay);
@@ -186,7 +189,7 @@ class GrpcServer final : public Server {
   }
 
   void Stop(absl::Time deadline) {
-    engine_.Drain(deadline);
+    engine_->Drain(deadline);
     // gRPC's own shutdown waits for idle clients to acknowledge it, and resets connections that
     // still carry a reply. So the replies are waited for here, and the clients for a moment.
     attention_.live_calls().WaitForNone(std::max(deadline, absl::Now() + kLastReplies));
@@ -202,7 +205,8 @@ class GrpcServer final : public Server {
   static constexpr absl::Duration kLastClients = absl::Milliseconds(500);
 
   const Config config_;
-  Engine engine_;
+  const std::unique_ptr<Engine> engine_;
+  const std::string why_backend_;
   AttentionService attention_;
   TensorsService tensors_;
   SessionsService sessions_;
@@ -220,11 +224,21 @@ class GrpcServer final : public Server {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config) {
-  if (config.backend == BackendChoice::kCuda) {
-    return absl::InvalidArgumentError("--backend=cuda is not built yet; auto and cpu are");
-  }
   RedirectLibraryLogs();
-  auto server = std::make_unique<GrpcServer>(config);
+  absl::StatusOr<ChosenParts> chosen =
+      MakeEngineParts({.use_gpu = config.backend != BackendChoice::kCpu,
+                       .require_gpu = config.backend == BackendChoice::kCuda,
+                       .cpu_fallback = config.fallback == Fallback::kCpu,
+                       .threads = config.threads,
+                       .queue_bytes = config.max_queue_bytes,
+                       .host_pool_bytes = config.host_pool_bytes,
+                       .pinned_pool_bytes = config.pinned_pool_bytes,
+                       .device_pool = config.device_pool});
+  if (!chosen.ok()) {
+    return absl::UnavailableError(absl::StrCat("--backend=cuda: ", chosen.status().message()));
+  }
+  ATTND_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Make(std::move(chosen->parts)));
+  auto server = std::make_unique<GrpcServer>(config, std::move(engine), std::move(chosen->why));
   ATTND_RETURN_IF_ERROR(server->Listen());
   return server;
 }

@@ -13,11 +13,15 @@ namespace attnd {
 class Server {
  public:
   // Listens on every address of the config, and serves. FAILED_PRECONDITION with the address where
-  // one cannot be listened on (a port in use, say); INVALID_ARGUMENT where the config asks for a
-  // backend that this program does not have.
+  // one cannot be listened on (a port in use, say); UNAVAILABLE where the config asks for a GPU
+  // that cannot be used.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Config& config);
 
   virtual ~Server() = default;
+
+  // What computes first, and why it and no other, in one line.
+  virtual std::string backend() const = 0;
+  virtual std::string why_backend() const = 0;
 
   // The addresses as bound: port 0 replaced by the port that the system chose.
   virtual std::vector<std::string> addresses() const = 0;

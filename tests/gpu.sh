@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Runs what needs a GPU, from a bundle that deploy/bundle.sh made of cuda_device_test and
-# cuda_attention_bench, and prints one table of results.
-#   tests/gpu.sh BUNDLE_FOLDER OUTPUT_FOLDER [test|sanitize|bench|torch]...
+# Runs what needs a GPU, from a bundle, and prints one table of results. The bundle:
+#   deploy/bundle.sh BUILD OUTPUT bin/attnd bin/attnctl tests/cuda_device_test tests/cuda_attention_bench
+#   tests/gpu.sh BUNDLE_FOLDER OUTPUT_FOLDER [test|sanitize|server|bench|torch]...
 # Needs PyTorch's CUDA wheels (or CUDA_LIBRARIES, a list for LD_LIBRARY_PATH) and a bounded time:
 # each step has a limit.
 set -uo pipefail
 
+[[ $# -ge 2 ]] || { echo "usage: gpu.sh BUNDLE_FOLDER OUTPUT_FOLDER [STEP]..." >&2; exit 2; }
 here=$(realpath "$(dirname "$0")")
 bundle=$(realpath "$1")
 output=$(realpath "$2")
 shift 2
 steps=("$@")
-[[ ${#steps[@]} -gt 0 ]] || steps=(test sanitize bench torch)
+[[ ${#steps[@]} -gt 0 ]] || steps=(test sanitize server bench torch)
 
 if [[ -z ${CUDA_LIBRARIES:-} ]]; then
   wheels=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])')
@@ -48,6 +49,43 @@ sharded() {
 export -f sharded
 export shards
 
+# The server as an operator starts it, and attnctl, which compares every answer with the reference
+# loop in its own process.
+# shellcheck disable=SC2317
+served() {
+  local address=unix:$PWD/attnd.sock pid result=0 layout dtype
+  bin/attnd --listen="$address" --backend=cuda --fallback=cpu --device-pool=2GiB \
+    --pinned-pool=512MiB >attnd.out 2>attnd.err &
+  pid=$!
+  for _ in $(seq 100); do grep -q listening attnd.out && break; sleep 0.1; done
+  export ATTND_ADDRESS=$address
+  bin/attnctl health || result=1
+  bin/attnctl capabilities
+  for dtype in bfloat16 float16 float32; do
+    for layout in BS3HD SBH3D BSHD_BS2HD SBHD_SBHD_SBHD BHSD_BHSD_BHSD; do
+      forward "$layout" "$dtype" --batch=2 --seqlen-q=200 --seqlen-kv=200 || result=1
+    done
+    for layout in T3HD THD_T2HD THD_THD_THD; do
+      forward "$layout" "$dtype" --cu-seqlens-q=0,17,200 --cu-seqlens-kv=0,17,200 || result=1
+    done
+  done
+  kill -TERM "$pid"
+  wait "$pid" || { echo "FAILED: the server ended with $?"; result=1; }
+  cat attnd.err
+  # Without a GPU the same program serves on the CPU.
+  CUDA_VISIBLE_DEVICES='' timeout -s TERM 3 bin/attnd --listen="$address" >attnd.out 2>attnd.err
+  grep 'backend=cpu why=.*NVIDIA' attnd.err || { echo "FAILED:"; cat attnd.err; result=1; }
+  return "$result"
+}
+# shellcheck disable=SC2317
+forward() {  # forward LAYOUT DTYPE SIZE...
+  local answer
+  answer=$(bin/attnctl --json forward --layout="$1" --dtype="$2" --heads=4 --kv-heads=4 --head-dim=64 --head-dim-v=64 "${@:3}" \
+    --causal=top-left --random --check 2>&1) || { echo "FAILED: $1 $2: $answer"; return 1; }
+  echo "| $1 $2 | $(grep -oE '"(backend|engine)": ?"[a-z_]*"' <<<"$answer" | tr '\n' ' ') |"
+}
+export -f served forward
+
 for step in "${steps[@]}"; do
   case $step in
     test) run test 420 bash -c sharded ;;
@@ -56,6 +94,7 @@ for step in "${steps[@]}"; do
       run sanitize 150 compute-sanitizer --tool memcheck --error-exitcode 9 bin/cuda_device_test \
         --gtest_filter='*/BSHD_BSHD_BSHD_causal_br:*/THD_THD_THD_window:*/PAGED_KV_THD_SBHD_SBHD_none:*/SBH3D_none'
       ;;
+    server) run server 100 bash -c served ;;
     bench) run bench 200 bin/cuda_attention_bench "$output/bench.json" ;;
     torch) run torch 100 python3 "$here/engine/cuda/torch_attention_bench.py" ;;
     *) echo "no step '$step'" >&2; exit 2 ;;
@@ -64,7 +103,7 @@ done
 
 for step in "${steps[@]}"; do
   echo "== $step"
-  grep -E '^\||FAILED|ERROR SUMMARY|PASSED|Error' "$output/$step.log" | cut -c1-300 | tail -80
+  grep -E '^\||^engine|FAILED|ERROR SUMMARY|PASSED|Error|serving' "$output/$step.log" | cut -c1-300 | tail -80
 done
 echo "== summary, $(date -u +%F), $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader)"
 printf '%s\n' "${summary[@]}"

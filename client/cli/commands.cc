@@ -158,7 +158,9 @@ int RunForward(const Options& options, client::Client& client) {
 }  // namespace
 
 int Run(const Options& options) {
-  client::Client client(options.address);
+  // Never destroyed: with the last channel gRPC 1.51 shuts down, and for that it may wait 10 s for a
+  // poller that a large message left behind.
+  static client::Client& client = *new client::Client(options.address);
   switch (options.command) {
     case Command::kHealth: return RunHealth(options, client);
     case Command::kCapabilities: return RunCapabilities(options, client);

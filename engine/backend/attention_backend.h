@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/backend/attention_plan.h"
+#include "engine/backend/device_queue.h"
 #include "engine/core/attention_problem.h"
 
 namespace attnd {
@@ -35,13 +36,17 @@ class AttentionBackend {
 
   virtual const BackendInfo& info() const = 0;
 
-  // OK if a plan for `problem` can be built and computes it exactly; else UNIMPLEMENTED with the
-  // field and the nearest form that is supported.
-  virtual absl::Status CheckSupport(const AttentionProblem& problem) const = 0;
-
-  // A plan for problems of this spec and geometry. CheckSupport's error where it is not supported.
+  // A plan for problems of this spec and geometry, which computes them exactly; else UNIMPLEMENTED
+  // with the field and the nearest form that is supported. May take a second, unless PlanIsReady.
   virtual absl::StatusOr<std::unique_ptr<AttentionPlan>> BuildPlan(
       const AttentionProblem& problem) = 0;
+
+  // Whether BuildPlan would answer at once: nothing is to be compiled, or it is to be refused.
+  virtual bool PlanIsReady(const AttentionProblem&) const { return true; }
+
+  // A queue for one thread, to which the backend's plans enqueue. Null where they compute on the
+  // calling thread, in host memory.
+  virtual absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() { return nullptr; }
 };
 
 }  // namespace attnd

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "engine/backend/device_queue.h"
 #include "engine/core/attention_problem.h"
 #include "engine/core/request_context.h"
 
@@ -28,6 +29,8 @@ struct ForwardBuffers {
   // May be null. Once it is cancelled, Forward may end early with CANCELLED and the outputs
   // undefined.
   const CancellationToken* cancellation = nullptr;
+  // One of the backend's queues; null where AttentionBackend::MakeQueue gives none.
+  DeviceQueue* queue = nullptr;
 };
 
 // Used by one thread at a time.
@@ -43,6 +46,7 @@ class AttentionPlan {
   // Writes every element of out (and lse): rows outside the sequences and fully masked rows get
   // O = 0 and LSE = -inf, whatever the inputs hold there. `problem` is the one the plan was built
   // for, or one that differs in what a plan does not bake in (scale, lengths within the geometry).
+  // With a queue it enqueues all that, and it is done when the queue's Wait returns.
   virtual absl::Status Forward(const AttentionProblem& problem, const ForwardBuffers& buffers) = 0;
 };
 

@@ -13,6 +13,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -52,6 +53,14 @@ class PlanCache {
     Evict();
     built_.notify_all();
     return result;
+  }
+
+  // The result for `key` if it has been built.
+  std::optional<Result> Find(const Key& key) const {
+    std::lock_guard lock(mutex_);
+    const auto it = entries_.find(key);
+    if (it == entries_.end() || !it->second.slot->done) return std::nullopt;
+    return it->second.slot->result;
   }
 
   // Builds begun since the start.

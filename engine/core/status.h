@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -52,6 +53,18 @@ absl::Status UnimplementedField(std::string_view reason, std::string_view field,
 
 // RESOURCE_EXHAUSTED or UNAVAILABLE with a hint when a retry may help.
 absl::Status WithRetryAfter(absl::Status status, absl::Duration retry_after);
+
+// What `function` returns (a Status or a StatusOr); RESOURCE_EXHAUSTED where the process finds no
+// memory for it.
+template <typename Function>
+auto CatchBadAlloc(Function function) -> decltype(function()) {
+  try {
+    return function();
+  } catch (const std::bad_alloc&) {
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kPoolExhausted, "",
+                     "the server has no memory for this request");
+  }
+}
 
 // What the payloads say; empty or nullopt where there are none.
 std::string ErrorField(const absl::Status& status);

@@ -98,25 +98,17 @@ class ReferencePlan : public AttentionPlan {
 
 CpuBackend::CpuBackend(int threads) : info_(MakeInfo("tiled")), team_(threads) {}
 
-absl::Status CpuBackend::CheckSupport(const AttentionProblem& problem) const {
-  return CheckPlainAttention(problem);
-}
-
 absl::StatusOr<std::unique_ptr<AttentionPlan>> CpuBackend::BuildPlan(
     const AttentionProblem& problem) {
-  ATTND_RETURN_IF_ERROR(CheckSupport(problem));
+  ATTND_RETURN_IF_ERROR(CheckPlainAttention(problem));
   return std::make_unique<TiledPlan>(problem, team_);
 }
 
 ReferenceBackend::ReferenceBackend() : info_(MakeInfo("reference")) {}
 
-absl::Status ReferenceBackend::CheckSupport(const AttentionProblem& problem) const {
-  return CheckPlainAttention(problem);
-}
-
 absl::StatusOr<std::unique_ptr<AttentionPlan>> ReferenceBackend::BuildPlan(
     const AttentionProblem& problem) {
-  ATTND_RETURN_IF_ERROR(CheckSupport(problem));
+  ATTND_RETURN_IF_ERROR(CheckPlainAttention(problem));
   return std::make_unique<ReferencePlan>();
 }
 

@@ -21,7 +21,6 @@ class CpuBackend : public AttentionBackend {
   explicit CpuBackend(int threads);
 
   const BackendInfo& info() const override { return info_; }
-  absl::Status CheckSupport(const AttentionProblem& problem) const override;
   absl::StatusOr<std::unique_ptr<AttentionPlan>> BuildPlan(
       const AttentionProblem& problem) override;
 
@@ -36,7 +35,6 @@ class ReferenceBackend : public AttentionBackend {
   ReferenceBackend();
 
   const BackendInfo& info() const override { return info_; }
-  absl::Status CheckSupport(const AttentionProblem& problem) const override;
   absl::StatusOr<std::unique_ptr<AttentionPlan>> BuildPlan(
       const AttentionProblem& problem) override;
 

@@ -1,11 +1,8 @@
-// What libattnd_cuda.so exports. A program opens it with dlopen and looks these up by name, so that
-// one that runs on a machine without CUDA needs none of it.
-//
-// All return null (or false) and say in one line why not, where the driver, the device, cuDNN or
-// the memory is not there.
+// What libattnd_cuda.so exports: one function. A program opens the library with dlopen and looks
+// the function up by name, so that one that runs on a machine without CUDA needs none of it. Once
+// it has been called, the library must stay open.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -13,20 +10,26 @@
 #include "engine/backend/attention_backend.h"
 #include "engine/memory/memory_pool.h"
 
-extern "C" {
+namespace attnd {
 
-// The caller deletes it.
-attnd::AttentionBackend* AttndMakeCudaBackend(int device, std::string* why_not);
+struct CudaOptions {
+  int device = 0;
+  // Arenas that are taken now; none where a size is 0. A share is one of the free device memory.
+  PoolSize device_pool;
+  int64_t pinned_pool_bytes = 0;
+  // The settings behind the sizes, for messages.
+  std::string device_pool_flag;
+  std::string pinned_pool_flag;
+};
 
-// Arenas of that many bytes, taken now: device memory, and pinned host memory for its copies. The
-// flags name the settings for messages.
-bool AttndMakeDevicePool(int device, int64_t bytes, const std::string& flag,
-                         std::shared_ptr<attnd::MemoryPool>* pool, std::string* why_not);
-bool AttndMakePinnedPool(int64_t bytes, const std::string& flag,
-                         std::shared_ptr<attnd::MemoryPool>* pool, std::string* why_not);
+struct CudaParts {
+  std::unique_ptr<AttentionBackend> backend;
+  std::shared_ptr<MemoryPool> device_pool;
+  std::shared_ptr<MemoryPool> pinned_pool;  // Host memory that the device copies from and to.
+};
 
-// Between host and device in either direction; done when it returns.
-bool AttndCudaCopy(int device, std::byte* to, const std::byte* from, int64_t bytes,
-                   std::string* why_not);
+}  // namespace attnd
 
-}  // extern "C"
+// False, and in one line why not, where the driver, the device, cuDNN or the memory is not there.
+extern "C" bool AttndOpenCuda(const attnd::CudaOptions& options, attnd::CudaParts* parts,
+                              std::string* why_not);

@@ -44,50 +44,54 @@ absl::StatusOr<BackendInfo> Probe(int device) {
 
 }  // namespace
 
-CudnnBackend::CudnnBackend(int device, BackendInfo info)
-    : info_(std::move(info)), contexts_(device), graphs_(kMaxPlans) {}
+CudnnBackend::CudnnBackend(int device, BackendInfo info, std::unique_ptr<DeviceContext> builder)
+    : device_(device), info_(std::move(info)), graphs_(kMaxPlans), builder_(std::move(builder)) {}
 
 absl::StatusOr<std::unique_ptr<CudnnBackend>> CudnnBackend::Make(int device) {
   ATTND_ASSIGN_OR_RETURN(BackendInfo info, Probe(device));
-  std::unique_ptr<CudnnBackend> backend(new CudnnBackend(device, std::move(info)));
   // The first context shows whether cuDNN works here.
-  if (const auto lease = backend->contexts_.Take(); !lease.ok()) {
-    return Unavailable(std::string(lease.status().message()));
-  }
-  return backend;
+  absl::StatusOr<std::unique_ptr<DeviceContext>> builder = DeviceContext::Make(device);
+  if (!builder.ok()) return Unavailable(std::string(builder.status().message()));
+  return std::unique_ptr<CudnnBackend>(
+      new CudnnBackend(device, std::move(info), *std::move(builder)));
 }
 
-CudnnBackend::GraphCache::Result CudnnBackend::GraphFor(const SdpaDescription& d) const {
+CudnnBackend::GraphCache::Result CudnnBackend::GraphFor(const SdpaDescription& d) {
   return graphs_.GetOrBuild(d, [&]() -> GraphCache::Result {
-    ATTND_ASSIGN_OR_RETURN(const DeviceContexts::Lease lease, contexts_.Take());
+    std::lock_guard lock(builder_mutex_);
+    ATTND_RETURN_IF_ERROR(builder_->Use());
     ATTND_ASSIGN_OR_RETURN(std::shared_ptr<const SdpaGraph> graph,
-                           SdpaGraph::Build(d, lease->handle()));
+                           SdpaGraph::Build(d, builder_->handle()));
     return graph;
   });
 }
 
-CudnnBackend::GraphCache::Result CudnnBackend::GraphFor(const AttentionProblem& problem,
-                                                        SdpaDescription& d) const {
-  ATTND_ASSIGN_OR_RETURN(d, DescribeSdpa(problem));
-  const GraphCache::Result graph = GraphFor(d);
-  if (d.out_dtype == d.dtype || graph.status().code() != absl::StatusCode::kUnimplemented) {
-    return graph;
-  }
-  // Some kernels write no FLOAT32: the plan then widens what they write.
-  d.out_dtype = d.dtype;
-  return GraphFor(d);
-}
-
-absl::Status CudnnBackend::CheckSupport(const AttentionProblem& problem) const {
-  SdpaDescription description;
-  return GraphFor(problem, description).status();
-}
-
 absl::StatusOr<std::unique_ptr<AttentionPlan>> CudnnBackend::BuildPlan(
     const AttentionProblem& problem) {
-  SdpaDescription description;
-  ATTND_ASSIGN_OR_RETURN(std::shared_ptr<const SdpaGraph> graph, GraphFor(problem, description));
-  return std::make_unique<CudnnPlan>(problem, description, std::move(graph), contexts_);
+  ATTND_ASSIGN_OR_RETURN(SdpaDescription d, DescribeSdpa(problem));
+  GraphCache::Result graph = GraphFor(d);
+  if (d.out_dtype != d.dtype && absl::IsUnimplemented(graph.status())) {
+    // Some kernels write no FLOAT32: the plan then widens what they write.
+    d.out_dtype = d.dtype;
+    graph = GraphFor(d);
+  }
+  if (!graph.ok()) return graph.status();
+  return std::make_unique<CudnnPlan>(problem, d, *std::move(graph));
+}
+
+bool CudnnBackend::PlanIsReady(const AttentionProblem& problem) const {
+  absl::StatusOr<SdpaDescription> d = DescribeSdpa(problem);
+  if (!d.ok()) return true;
+  std::optional<GraphCache::Result> graph = graphs_.Find(*d);
+  if (graph && d->out_dtype != d->dtype && absl::IsUnimplemented(graph->status())) {
+    d->out_dtype = d->dtype;
+    graph = graphs_.Find(*d);
+  }
+  return graph.has_value();
+}
+
+absl::StatusOr<std::unique_ptr<DeviceQueue>> CudnnBackend::MakeQueue() {
+  return DeviceContext::Make(device_);
 }
 
 }  // namespace attnd

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "absl/status/status.h"
@@ -25,10 +26,10 @@ class CudnnBackend final : public AttentionBackend {
   static absl::StatusOr<std::unique_ptr<CudnnBackend>> Make(int device);
 
   const BackendInfo& info() const override { return info_; }
-  // Builds the plan, or finds it: only that tells.
-  absl::Status CheckSupport(const AttentionProblem& problem) const override;
   absl::StatusOr<std::unique_ptr<AttentionPlan>> BuildPlan(
       const AttentionProblem& problem) override;
+  bool PlanIsReady(const AttentionProblem& problem) const override;
+  absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override;
 
   // Graphs built so far, refused ones among them.
   int64_t plans_built() const { return graphs_.builds(); }
@@ -36,14 +37,14 @@ class CudnnBackend final : public AttentionBackend {
  private:
   using GraphCache = PlanCache<SdpaDescription, SdpaGraph, SdpaDescriptionHash>;
 
-  CudnnBackend(int device, BackendInfo info);
-  GraphCache::Result GraphFor(const SdpaDescription& description) const;
-  // A graph for the problem, and what it is of: `description` gets the out_dtype that runs.
-  GraphCache::Result GraphFor(const AttentionProblem& problem, SdpaDescription& description) const;
+  CudnnBackend(int device, BackendInfo info, std::unique_ptr<DeviceContext> builder);
+  GraphCache::Result GraphFor(const SdpaDescription& description);
 
+  const int device_;
   const BackendInfo info_;
-  mutable DeviceContexts contexts_;
-  mutable GraphCache graphs_;
+  GraphCache graphs_;
+  std::mutex builder_mutex_;
+  const std::unique_ptr<DeviceContext> builder_;  // What graphs are built with, one at a time.
 };
 
 }  // namespace attnd

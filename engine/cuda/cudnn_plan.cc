@@ -63,10 +63,9 @@ struct CudnnPlan::Call {
 };
 
 CudnnPlan::CudnnPlan(const AttentionProblem& problem, const SdpaDescription& description,
-                     std::shared_ptr<const SdpaGraph> graph, DeviceContexts& contexts)
+                     std::shared_ptr<const SdpaGraph> graph)
     : description_(description),
       graph_(std::move(graph)),
-      contexts_(contexts),
       arrays_(LayOutRequestArrays(description, problem.batch)),
       batch_(problem.batch),
       out_dtype_(problem.out_dtype),
@@ -80,29 +79,27 @@ absl::Status CudnnPlan::Forward(const AttentionProblem& problem, const ForwardBu
     return MakeError(absl::StatusCode::kInternal, reason::kInternal, "",
                      "the plan was built for another geometry");
   }
-  ATTND_ASSIGN_OR_RETURN(DeviceContexts::Lease lease, contexts_.Take());
+  auto* const context = static_cast<DeviceContext*>(buffers.queue);
+  ATTND_RETURN_IF_ERROR(context->Use());
   ATTND_ASSIGN_OR_RETURN(std::span<std::byte> block,
-                         lease->Staging(static_cast<size_t>(arrays_.bytes)));
+                         context->Staging(static_cast<size_t>(arrays_.bytes)));
   const auto address = reinterpret_cast<uintptr_t>(buffers.workspace.data());
-  Call call{problem, buffers, lease.get(),
+  Call call{problem, buffers, context,
             buffers.workspace.data() + (kAlignment - address % kAlignment) % kAlignment,
             FillRequestArrays(problem, description_, block)};
   if (static_cast<int64_t>(buffers.workspace.size()) < workspace_.bytes) {
     return MakeError(absl::StatusCode::kInternal, reason::kInternal, "",
                      "the workspace is smaller than the plan's");
   }
-  absl::Status status = absl::OkStatus();
   if (description_.has_lengths || call.arrays.num_spans > 0) {
-    status = CudaStatus(cudaMemcpyAsync(call.At<std::byte>(workspace_.arrays), block.data(),
-                                        block.size(), cudaMemcpyHostToDevice, lease->stream()),
-                        "cudaMemcpyAsync");
+    ATTND_RETURN_IF_ERROR(context->Copy(call.At<std::byte>(workspace_.arrays), block.data(),
+                                        static_cast<int64_t>(block.size())));
   }
-  if (status.ok() && call.arrays.any_pair) status = PrepareKv(call);
-  if (status.ok() && call.arrays.any_pair) status = RunGraph(call);
-  if (status.ok()) status = WriteEmpty(call);
-  // Waits after an error too: what was enqueued still uses the call's memory.
-  const absl::Status done = CudaStatus(cudaStreamSynchronize(lease->stream()), "the GPU");
-  return status.ok() ? done : status;
+  if (call.arrays.any_pair) {
+    ATTND_RETURN_IF_ERROR(PrepareKv(call));
+    ATTND_RETURN_IF_ERROR(RunGraph(call));
+  }
+  return WriteEmpty(call);
 }
 
 absl::Status CudnnPlan::PrepareKv(Call& call) const {

@@ -26,14 +26,13 @@ struct PlanWorkspace {
 
 class CudnnPlan final : public AttentionPlan {
  public:
-  // `contexts` outlives the plan.
   CudnnPlan(const AttentionProblem& problem, const SdpaDescription& description,
-            std::shared_ptr<const SdpaGraph> graph, DeviceContexts& contexts);
+            std::shared_ptr<const SdpaGraph> graph);
 
   std::string_view engine() const override { return EngineName(description_); }
   int64_t workspace_bytes() const override { return workspace_.bytes; }
 
-  // Enqueues everything on a stream of the call's own and waits for it.
+  // The queue must be idle but for copies: its small pinned memory is used.
   absl::Status Forward(const AttentionProblem& problem, const ForwardBuffers& buffers) override;
 
  private:
@@ -46,7 +45,6 @@ class CudnnPlan final : public AttentionPlan {
 
   const SdpaDescription description_;
   const std::shared_ptr<const SdpaGraph> graph_;
-  DeviceContexts& contexts_;
   const RequestArrayLayout arrays_;
   const int64_t batch_;
   const DType out_dtype_;

@@ -22,11 +22,14 @@ absl::Status CudaStatus(cudaError_t error, const char* what) {
 }
 
 absl::StatusOr<std::unique_ptr<DeviceContext>> DeviceContext::Make(int device) {
-  ATTND_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(device), "cudaSetDevice"));
-  std::unique_ptr<DeviceContext> context(new DeviceContext);
+  std::unique_ptr<DeviceContext> context(new DeviceContext(device));
+  ATTND_RETURN_IF_ERROR(context->Use());
   ATTND_RETURN_IF_ERROR(
       CudaStatus(cudaStreamCreateWithFlags(&context->stream_, cudaStreamNonBlocking),
                  "cudaStreamCreateWithFlags"));
+  for (cudaEvent_t& stamp : context->stamps_) {
+    ATTND_RETURN_IF_ERROR(CudaStatus(cudaEventCreate(&stamp), "cudaEventCreate"));
+  }
   cudnnStatus_t status = cudnnCreate(&context->handle_);
   if (status == CUDNN_STATUS_SUCCESS) status = cudnnSetStream(context->handle_, context->stream_);
   if (status != CUDNN_STATUS_SUCCESS) {
@@ -39,8 +42,42 @@ absl::StatusOr<std::unique_ptr<DeviceContext>> DeviceContext::Make(int device) {
 DeviceContext::~DeviceContext() {
   // At the end of the process the driver may be gone already: the results say nothing useful.
   if (handle_ != nullptr) cudnnDestroy(handle_);
+  for (cudaEvent_t stamp : stamps_) {
+    if (stamp != nullptr) cudaEventDestroy(stamp);
+  }
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
   if (staging_ != nullptr) cudaFreeHost(staging_);
+}
+
+absl::Status DeviceContext::Use() const {
+  return CudaStatus(cudaSetDevice(device_), "cudaSetDevice");
+}
+
+absl::Status DeviceContext::Copy(std::byte* to, const std::byte* from, int64_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
+  ATTND_RETURN_IF_ERROR(Use());
+  return CudaStatus(
+      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream_),
+      "cudaMemcpyAsync");
+}
+
+absl::Status DeviceContext::Stamp(int slot) {
+  ATTND_RETURN_IF_ERROR(Use());
+  return CudaStatus(cudaEventRecord(stamps_[slot], stream_), "cudaEventRecord");
+}
+
+absl::Status DeviceContext::Wait() {
+  ATTND_RETURN_IF_ERROR(Use());
+  return CudaStatus(cudaStreamSynchronize(stream_), "the GPU");
+}
+
+absl::Duration DeviceContext::Between(int first, int second) const {
+  float milliseconds = 0;
+  if (cudaEventElapsedTime(&milliseconds, stamps_[first], stamps_[second]) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return absl::ZeroDuration();
+  }
+  return absl::Milliseconds(milliseconds);
 }
 
 absl::StatusOr<std::span<std::byte>> DeviceContext::Staging(size_t bytes) {
@@ -55,29 +92,6 @@ absl::StatusOr<std::span<std::byte>> DeviceContext::Staging(size_t bytes) {
     staging_bytes_ = grown;
   }
   return std::span(staging_, bytes);
-}
-
-DeviceContexts::Lease::~Lease() {
-  if (context_ == nullptr) return;
-  std::lock_guard lock(home_->mutex_);
-  home_->idle_.push_back(std::move(context_));
-}
-
-absl::StatusOr<DeviceContexts::Lease> DeviceContexts::Take() {
-  std::unique_ptr<DeviceContext> context;
-  {
-    std::lock_guard lock(mutex_);
-    if (!idle_.empty()) {
-      context = std::move(idle_.back());
-      idle_.pop_back();
-    }
-  }
-  if (context == nullptr) {
-    ATTND_ASSIGN_OR_RETURN(context, DeviceContext::Make(device_));
-    return Lease(*this, std::move(context));
-  }
-  ATTND_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(device_), "cudaSetDevice"));
-  return Lease(*this, std::move(context));
 }
 
 }  // namespace attnd

@@ -86,6 +86,63 @@ int64_t StartOf(const TensorView& view, int64_t i, int64_t row) {
   return i * view.strides.batch + row * view.start_multiplier;
 }
 
+// One of the description's sequences: sequence i of the problem, or query head `head` of it where
+// the description splits heads.
+struct Place {
+  int64_t i;
+  int64_t head;
+  const SequenceExtent& extent;
+  Slot slot;
+};
+
+// Writes the arrays of lengths and offsets.
+class ArrayWriter {
+ public:
+  ArrayWriter(const AttentionProblem& problem, const SdpaDescription& description,
+              std::span<std::byte> block)
+      : p_(problem), d_(description), block_(block), heads_(p_.num_heads / d_.num_heads) {}
+
+  // `length_of` gives a Place's.
+  template <typename LengthOf>
+  void Lengths(int64_t at, LengthOf length_of) {
+    int32_t* lengths = ArrayAt<int32_t>(block_, at);
+    ForEach([&](int64_t n, const Place& place) {
+      lengths[n] = static_cast<int32_t>(length_of(place));
+    });
+    std::fill(lengths + p_.batch * heads_, lengths + d_.batch, 0);
+  }
+
+  // `range_of` gives a Place's first element and elements.
+  template <typename RangeOf>
+  void Offsets(int64_t at, RangeOf range_of) {
+    int64_t* offsets = ArrayAt<int64_t>(block_, at);
+    int64_t end = 0;
+    ForEach([&](int64_t n, const Place& place) {
+      const auto [start, length] = range_of(place);
+      offsets[n] = start;
+      end = start + length;
+    });
+    std::fill(offsets + p_.batch * heads_, offsets + d_.batch + 1, end);
+  }
+
+ private:
+  template <typename Visit>
+  void ForEach(Visit visit) {
+    for (int64_t i = 0; i < p_.batch; ++i) {
+      const SequenceExtent& extent = p_.sequences[i];
+      const Slot slot = SlotOf(p_, d_, extent);
+      for (int64_t head = 0; head < heads_; ++head) {
+        visit(i * heads_ + head, Place{i, head, extent, slot});
+      }
+    }
+  }
+
+  const AttentionProblem& p_;
+  const SdpaDescription& d_;
+  const std::span<std::byte> block_;
+  const int64_t heads_;
+};
+
 }  // namespace
 
 RequestArrayLayout LayOutRequestArrays(const SdpaDescription& d, int64_t batch) {
@@ -121,49 +178,37 @@ RequestArrays FillRequestArrays(const AttentionProblem& p, const SdpaDescription
   FillSpans(p, ArrayAt<RowSpan>(block, layout.spans), result);
   if (!d.has_lengths) return result;
 
-  int32_t* q_lens = ArrayAt<int32_t>(block, layout.q_lens);
-  int32_t* kv_lens = ArrayAt<int32_t>(block, layout.kv_lens);
-  std::fill_n(q_lens, d.batch, 0);
-  std::fill_n(kv_lens, d.batch, 0);
-  auto each = [&](int64_t at, auto start_and_length) {
-    int64_t* offsets = ArrayAt<int64_t>(block, at);
-    int64_t end = 0;
-    for (int64_t i = 0; i < p.batch; ++i) {
-      const SequenceExtent& s = p.sequences[i];
-      const auto [start, length] = start_and_length(i, s, SlotOf(p, d, s));
-      offsets[i] = start;
-      end = start + length;
-    }
-    std::fill(offsets + p.batch, offsets + d.batch + 1, end);
-  };
+  ArrayWriter writer(p, d, block);
+  writer.Lengths(layout.q_lens, [](const Place& place) { return place.slot.q_len; });
+  writer.Lengths(layout.kv_lens, [](const Place& place) { return place.slot.kv_len; });
   using Range = std::pair<int64_t, int64_t>;
-  for (int64_t i = 0; i < p.batch; ++i) {
-    const Slot slot = SlotOf(p, d, p.sequences[i]);
-    q_lens[i] = static_cast<int32_t>(slot.q_len);
-    kv_lens[i] = static_cast<int32_t>(slot.kv_len);
-  }
   if (d.ragged_q) {
     auto q_like = [](const TensorView& view) {
-      return [&view](int64_t i, const SequenceExtent& s, const Slot& slot) {
-        return Range(StartOf(view, i, s.q_row) + slot.skipped * view.strides.seq,
-                     slot.q_len * view.strides.seq);
+      return [&view](const Place& x) {
+        return Range(StartOf(view, x.i, x.extent.q_row) + x.head * view.strides.head +
+                         x.slot.skipped * view.strides.seq,
+                     x.slot.q_len * view.strides.seq);
       };
     };
-    each(layout.q_offsets, q_like(p.q));
-    each(layout.out_offsets, q_like(p.out));
-    each(layout.lse_offsets, [&](int64_t i, const SequenceExtent& s, const Slot& slot) {
-      const int64_t row = p.q_is_thd ? s.q_row : i * p.max_seqlen_q;
-      return Range((row + slot.skipped) * d.lse.seq, slot.q_len * d.lse.seq);
+    writer.Offsets(layout.q_offsets, q_like(p.q));
+    writer.Offsets(layout.out_offsets, q_like(p.out));
+    writer.Offsets(layout.lse_offsets, [&](const Place& x) {
+      const int64_t row = p.q_is_thd
+                              ? x.extent.q_row
+                              : (x.i * (p.num_heads / d.num_heads) + x.head) * p.max_seqlen_q;
+      return Range((row + x.slot.skipped) * d.lse.seq, x.slot.q_len * d.lse.seq);
     });
   }
   if (d.ragged_kv) {
-    auto kv_like = [](const TensorView& view) {
-      return [&view](int64_t i, const SequenceExtent& s, const Slot& slot) {
-        return Range(StartOf(view, i, s.kv_row), slot.kv_len * view.strides.seq);
+    const int64_t group = p.num_heads / p.num_kv_heads;
+    auto kv_like = [group](const TensorView& view) {
+      return [&view, group](const Place& x) {
+        return Range(StartOf(view, x.i, x.extent.kv_row) + x.head / group * view.strides.head,
+                     x.slot.kv_len * view.strides.seq);
       };
     };
-    each(layout.k_offsets, kv_like(p.k));
-    each(layout.v_offsets, kv_like(p.v));
+    writer.Offsets(layout.k_offsets, kv_like(p.k));
+    writer.Offsets(layout.v_offsets, kv_like(p.v));
   }
   return result;
 }

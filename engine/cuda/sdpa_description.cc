@@ -138,12 +138,30 @@ bool RunsDense(const AttentionProblem& p) {
   return p.max_seqlen_q <= p.max_seqlen_kv || (!p.mask.left && !p.mask.bottom_right);
 }
 
+// In [b, h, s, d] the distance of two heads grows with the axis, and would make a plan for every
+// length. There each head becomes a sequence of its own, with one head; a head of K and V that
+// several query heads share is then read by each of them.
+bool SplitsHeads(const AttentionProblem& p) {
+  if (p.is_paged || p.q_is_thd || p.kv_is_thd || p.num_heads == 1) return false;
+  auto head_major = [](const TensorView& view) { return view.strides.head > view.strides.seq; };
+  return head_major(p.q) || head_major(p.k) || head_major(p.v) || head_major(p.out);
+}
+
+void SplitHeads(const AttentionProblem& p, SdpaDescription& d) {
+  d.batch = BucketCount(p.batch * p.num_heads);
+  d.num_heads = d.num_kv_heads = 1;
+  d.lse_in_scratch = false;  // A head's statistics lie row by row in [b, h, s_q].
+  d.q.head = d.k.head = d.head_dim_qk;
+  d.v.head = d.out.head = d.head_dim_v;
+  d.lse = {.batch = d.s_q, .seq = 1, .head = 1, .dim = 1};
+}
+
 void DescribeRaggedQ(const AttentionProblem& p, SdpaDescription& d) {
   d.ragged_q = true;
   d.batch = BucketCount(p.batch);
   d.s_q = BucketLength(p.max_seqlen_q);
   // cuDNN 9.19's ragged decode kernels write the LSE of one query head of a group only.
-  if (p.num_heads != p.num_kv_heads) d.s_q = std::max(d.s_q, kSmallestBucket);
+  if (p.num_heads != p.num_kv_heads && !SplitsHeads(p)) d.s_q = std::max(d.s_q, kSmallestBucket);
   d.q.batch = d.s_q * d.q.seq;
   d.out.batch = d.s_q * d.out.seq;
   // cuDNN's ragged statistics are [row, head]. That is what THD asks for, and what [b, h, s_q] is
@@ -193,6 +211,10 @@ absl::StatusOr<SdpaDescription> DescribeSdpa(const AttentionProblem& p) {
   ATTND_RETURN_IF_ERROR(CheckView(p.k, p.dtype, "K"));
   ATTND_RETURN_IF_ERROR(CheckView(p.v, p.dtype, "V"));
   ATTND_RETURN_IF_ERROR(CheckView(p.out, p.out_dtype, "O"));
+  if (SplitsHeads(p) && p.batch * p.num_heads > kMaxExtent) {
+    return Refuse("spec.batch", absl::StrCat("times spec.num_heads is ", p.batch * p.num_heads,
+                                             "; on the GPU ", kMaxExtent, " is the most here"));
+  }
   SdpaDescription d;
   d.dtype = p.dtype;
   d.batch = p.batch;
@@ -215,6 +237,7 @@ absl::StatusOr<SdpaDescription> DescribeSdpa(const AttentionProblem& p) {
     // itself. cuDNN's decode kernels want it that way.
     if (p.q_is_thd || !p.is_paged || p.max_seqlen_q != 1) DescribeRaggedQ(p, d);
     DescribeKv(p, d);
+    if (SplitsHeads(p)) SplitHeads(p, d);
   }
   DescribeMask(p, d);
   // cuDNN 9.19 accepts FLOAT32 for O beside a mask, and then writes 16-bit elements all the same.

@@ -18,6 +18,14 @@ namespace attnd {
 
 class MemoryPool;
 
+// How large a pool is to be: bytes, or a share (1 to 100) of a memory that its maker knows.
+struct PoolSize {
+  int64_t bytes = 0;
+  int percent = 0;
+
+  bool operator==(const PoolSize&) const = default;
+};
+
 // A block of a pool; move-only, returned on destruction. Contents are undefined when allocated.
 class PoolBuffer {
  public:

@@ -1,15 +1,17 @@
 // One forward request on its way through the engine.
 #pragma once
 
-#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "engine/backend/attention_backend.h"
+#include "engine/backend/forward_memory.h"
 #include "engine/core/attention_problem.h"
 #include "engine/core/request_context.h"
 #include "engine/memory/memory_pool.h"
@@ -32,8 +34,9 @@ struct ExecutionReport {
 struct ForwardResult {
   TensorDesc out_desc;
   TensorDesc lse_desc;
-  PoolBuffer out;
-  PoolBuffer lse;  // Empty where not wanted.
+  std::shared_ptr<const PoolBuffer> memory;  // Holds out and lse.
+  std::span<const std::byte> out;
+  std::span<const std::byte> lse;  // Empty where not wanted.
   ExecutionReport report;
 };
 
@@ -42,18 +45,21 @@ using ForwardDone = absl::AnyInvocable<void(absl::StatusOr<ForwardResult>)>;
 
 struct ForwardWork {
   AttentionProblem problem;
+  bool with_lse = false;
   AttentionBackend* backend = nullptr;
   std::unique_ptr<AttentionPlan> plan;
-  std::array<PoolBuffer, kNumInputBuffers> inputs;  // Indexed by Buffer.
-  PoolBuffer page_table_k;                          // INT32 [b, pages_per_sequence]
-  PoolBuffer page_table_v;
-  PoolBuffer out;
-  PoolBuffer lse;
-  PoolBuffer workspace;
-  int64_t bytes = 0;  // All of the above, for the queue's bound.
+  bool plan_cache_hit = false;
+
+  ForwardMemory memory;
+  PoolBuffer inputs;   // Host memory.
+  PoolBuffer outputs;  // Host memory.
+  // In the backend's address space: a workspace, or, where that is not the host's, inputs, outputs
+  // and workspace.
+  PoolBuffer device;
+  int64_t bytes = 0;  // Inputs, outputs and workspace once, for the queue's bound.
 
   RequestContext context;
-  absl::Duration copy_in;
+  absl::Duration copy_in;  // The time that filling `inputs` took.
   absl::Time submitted;
   ForwardDone done;
 };

@@ -7,37 +7,75 @@
 
 namespace attnd {
 
-void RunForward(Batcher::WorkPtr work, int64_t batch_size) {
+namespace {
+
+absl::Status ComputeInHostMemory(ForwardWork& work, ExecutionReport& report) {
   const absl::Time start = absl::Now();
-  ForwardBuffers buffers;
-  for (int i = 0; i < kNumInputBuffers; ++i) buffers.inputs[i] = work->inputs[i].data();
-  if (work->problem.is_paged) {
-    buffers.page_table_k = reinterpret_cast<const int32_t*>(work->page_table_k.data());
-    buffers.page_table_v = reinterpret_cast<const int32_t*>(work->page_table_v.data());
-  }
-  buffers.out = work->out.data();
-  buffers.lse = reinterpret_cast<float*>(work->lse.data());
-  buffers.workspace = work->workspace.bytes();
-  buffers.cancellation = work->context.cancellation.get();
-  const absl::Status status = work->plan->Forward(work->problem, buffers);
+  ForwardBuffers buffers =
+      BuffersIn(work.memory, work.problem, work.with_lse, work.inputs.data(), work.outputs.data());
+  buffers.workspace = work.device.bytes();
+  buffers.cancellation = work.context.cancellation.get();
+  const absl::Status status = work.plan->Forward(work.problem, buffers);
+  report.compute = absl::Now() - start;
+  return status;
+}
+
+absl::Status EnqueueOnDevice(ForwardWork& work, DeviceQueue& queue) {
+  std::byte* const inputs = work.device.data();
+  std::byte* const outputs = inputs + work.memory.input_bytes;
+  ForwardBuffers buffers = BuffersIn(work.memory, work.problem, work.with_lse, inputs, outputs);
+  buffers.workspace = work.device.bytes().subspan(
+      static_cast<size_t>(work.memory.input_bytes + work.memory.output_bytes));
+  buffers.queue = &queue;
+  ATTND_RETURN_IF_ERROR(queue.Stamp(0));
+  ATTND_RETURN_IF_ERROR(queue.Copy(inputs, work.inputs.data(), work.memory.input_bytes));
+  ATTND_RETURN_IF_ERROR(queue.Stamp(1));
+  ATTND_RETURN_IF_ERROR(work.plan->Forward(work.problem, buffers));
+  ATTND_RETURN_IF_ERROR(queue.Stamp(2));
+  ATTND_RETURN_IF_ERROR(queue.Copy(work.outputs.data(), outputs, work.memory.output_bytes));
+  return queue.Stamp(3);
+}
+
+absl::Status ComputeOnDevice(ForwardWork& work, DeviceQueue& queue, ExecutionReport& report) {
+  const absl::Status enqueued = EnqueueOnDevice(work, queue);
+  // After an error too: what was enqueued still uses the request's memory.
+  const absl::Status done = queue.Wait();
+  ATTND_RETURN_IF_ERROR(enqueued);
+  ATTND_RETURN_IF_ERROR(done);
+  report.copy_in = queue.Between(0, 1);
+  report.compute = queue.Between(1, 2);
+  report.copy_out = queue.Between(2, 3);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void RunForward(Batcher::WorkPtr work, int64_t batch_size, DeviceQueue* queue) {
+  const BackendInfo& info = work->backend->info();
+  ForwardResult result;
+  result.report = {.backend = info.name,
+                   .device = info.devices.empty() ? "" : info.devices.front().name,
+                   .engine = std::string(work->plan->engine()),
+                   .batch_size = batch_size,
+                   .queue = absl::Now() - work->submitted,
+                   .plan_cache_hit = work->plan_cache_hit};
+  const absl::Status status = queue == nullptr ? ComputeInHostMemory(*work, result.report)
+                                               : ComputeOnDevice(*work, *queue, result.report);
   if (!status.ok()) {
     const absl::Status live = Batcher::CheckLive(*work, absl::Now());
     work->done(absl::IsCancelled(status) && !live.ok() ? live : status);
     return;
   }
-  const BackendInfo& info = work->backend->info();
-  ForwardResult result;
+  result.report.copy_in += work->copy_in;
   result.out_desc = std::move(work->problem.out_desc);
   result.lse_desc = std::move(work->problem.lse_desc);
-  result.out = std::move(work->out);
-  result.lse = std::move(work->lse);
-  result.report = {.backend = info.name,
-                   .device = info.devices.empty() ? "" : info.devices.front().name,
-                   .engine = std::string(work->plan->engine()),
-                   .batch_size = batch_size,
-                   .queue = start - work->submitted,
-                   .copy_in = work->copy_in,
-                   .compute = absl::Now() - start};
+  result.memory = std::make_shared<const PoolBuffer>(std::move(work->outputs));
+  const std::span<const std::byte> bytes = result.memory->bytes();
+  result.out = bytes.first(static_cast<size_t>(*NumBytes(result.out_desc)));
+  if (work->with_lse) {
+    result.lse = bytes.subspan(static_cast<size_t>(work->memory.lse),
+                               static_cast<size_t>(*NumBytes(result.lse_desc)));
+  }
   ForwardDone done = std::move(work->done);
   work.reset();  // Inputs and workspace go back before the reply is made.
   done(std::move(result));
@@ -73,7 +111,7 @@ void Worker::Loop(Batcher& batcher) {
         running_ = work->context.cancellation;
         if (abandoned_) running_->Cancel(CancellationToken::Cause::kShutdown);
       }
-      RunForward(std::move(work), size);
+      RunForward(std::move(work), size, queue_.get());
     }
   }
   std::lock_guard lock(mutex_);

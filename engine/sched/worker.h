@@ -6,20 +6,24 @@
 #include <mutex>
 #include <thread>
 
+#include "engine/backend/device_queue.h"
 #include "engine/sched/batcher.h"
 
 namespace attnd {
 
-// Runs or drops one request and calls its `done`. `batch_size`: requests that share the launch.
-void RunForward(Batcher::WorkPtr work, int64_t batch_size);
+// Runs one request and calls its `done`. `batch_size`: requests that share the launch. With a
+// queue, the request's host memory is copied to its device memory and back; null: the backend
+// computes in host memory.
+void RunForward(Batcher::WorkPtr work, int64_t batch_size, DeviceQueue* queue);
 
 // Calls `done` of each with why it did not run: its own state at `now`, else `otherwise`.
 void DropAll(std::vector<Batcher::WorkPtr> dropped, absl::Time now, const absl::Status& otherwise);
 
 class Worker {
  public:
-  // Starts the thread. It ends when the batcher is closed and empty.
-  explicit Worker(Batcher& batcher) : thread_([this, &batcher] { Loop(batcher); }) {}
+  // Starts the thread, which ends when the batcher is closed and empty. `queue` may be null.
+  Worker(Batcher& batcher, std::unique_ptr<DeviceQueue> queue)
+      : queue_(std::move(queue)), thread_([this, &batcher] { Loop(batcher); }) {}
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
   // The batcher must be closed.
@@ -34,6 +38,7 @@ class Worker {
  private:
   void Loop(Batcher& batcher);
 
+  const std::unique_ptr<DeviceQueue> queue_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::shared_ptr<CancellationToken> running_;

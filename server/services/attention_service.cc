@@ -29,17 +29,14 @@ class ForwardCall final : public grpc::ServerUnaryReactor {
   }
 
   void Start(Engine& engine, const grpc::ByteBuffer& bytes) {
-    PreparedForward prepared;
-    const absl::Status status = CatchBadAlloc([&]() -> absl::Status {
-      ATTND_ASSIGN_OR_RETURN(prepared, Prepare(engine, bytes));
-      return absl::OkStatus();
-    });
-    if (!status.ok()) return FinishWith(status);
-    engine.Submit(std::move(prepared), {.deadline = deadline_, .cancellation = cancellation_},
-                  [this](absl::StatusOr<ForwardResult> result) {
-                    if (result.ok()) *reply_ = wire::EncodeForward(decoded_, *std::move(result));
-                    FinishWith(result.status());
-                  });
+    absl::StatusOr<AttentionProblem> problem = CatchBadAlloc([&] { return Check(engine, bytes); });
+    if (!problem.ok()) return FinishWith(problem.status());
+    engine.Prepare(*std::move(problem), decoded_.description.return_lse,
+                   {.deadline = deadline_, .cancellation = cancellation_},
+                   [this, &engine](absl::StatusOr<PreparedForward> prepared) {
+                     if (!prepared.ok()) return FinishWith(prepared.status());
+                     FillAndSubmit(engine, *std::move(prepared));
+                   });
   }
 
   void OnCancel() override { cancellation_->Cancel(CancellationToken::Cause::kClient); }
@@ -49,21 +46,28 @@ class ForwardCall final : public grpc::ServerUnaryReactor {
   }
 
  private:
-  // Checks in the contract's order: contradictions, then what is not built, then memory.
-  absl::StatusOr<PreparedForward> Prepare(Engine& engine, const grpc::ByteBuffer& bytes) {
-    v1::ForwardRequest request;
-    wire::TensorBytes tensors;
-    ATTND_RETURN_IF_ERROR(tensors.Parse(bytes, request));
-    ATTND_ASSIGN_OR_RETURN(decoded_, wire::DecodeForward(request, tensors));
+  // The contract's order: contradictions, then what is not built, then (in Prepare) memory.
+  absl::StatusOr<AttentionProblem> Check(Engine& engine, const grpc::ByteBuffer& bytes) {
+    ATTND_RETURN_IF_ERROR(tensors_.Parse(bytes, request_));
+    ATTND_ASSIGN_OR_RETURN(decoded_, wire::DecodeForward(request_, tensors_));
     ATTND_ASSIGN_OR_RETURN(AttentionProblem problem, engine.Check(decoded_.description));
     ATTND_RETURN_IF_ERROR(decoded_.unbuilt);
     ATTND_RETURN_IF_ERROR(wire::CheckDestinations(decoded_, problem));
-    ATTND_ASSIGN_OR_RETURN(PreparedForward prepared,
-                           engine.Prepare(std::move(problem), decoded_.description.return_lse));
+    return problem;
+  }
+
+  void FillAndSubmit(Engine& engine, PreparedForward prepared) {
     const absl::Time start = absl::Now();
-    ATTND_RETURN_IF_ERROR(wire::FillInputs(request, tensors, prepared));
+    const absl::Status status =
+        CatchBadAlloc([&] { return wire::FillInputs(request_, tensors_, prepared); });
+    // The request's bytes are in the pool now, and need not wait for the answer.
+    tensors_ = wire::TensorBytes();
+    if (!status.ok()) return FinishWith(status);
     prepared.set_copy_in(absl::Now() - start);
-    return prepared;
+    engine.Submit(std::move(prepared), [this](absl::StatusOr<ForwardResult> result) {
+      if (result.ok()) *reply_ = wire::EncodeForward(decoded_, *result);
+      FinishWith(result.status());
+    });
   }
 
   void FinishWith(const absl::Status& status) {
@@ -81,15 +85,29 @@ class ForwardCall final : public grpc::ServerUnaryReactor {
   LiveCalls& live_calls_;
   const std::shared_ptr<CancellationToken> cancellation_;
   absl::Time deadline_;
+  v1::ForwardRequest request_;
+  wire::TensorBytes tensors_;
   wire::DecodedForward decoded_;
 };
 
-absl::StatusOr<v1::PlanResponse> AnswerPlan(const Engine& engine, const v1::PlanRequest& request) {
-  ATTND_ASSIGN_OR_RETURN(const wire::DecodedForward decoded, wire::DecodePlan(request));
-  ATTND_ASSIGN_OR_RETURN(const PlanReport report, engine.Plan(decoded.description));
+v1::PlanResponse PlanResponseOf(const wire::DecodedForward& decoded, const PlanReport& report) {
   return wire::EncodePlan(report, decoded.unbuilt.ok()
                                       ? wire::CheckDestinations(decoded, report.problem)
                                       : decoded.unbuilt);
+}
+
+// What cannot be planned: an error, but past a limit, which is valid and for Plan an answer.
+void FinishPlan(const absl::Status& status, grpc::ByteBuffer* reply,
+                grpc::ServerUnaryReactor* reactor) {
+  if (!absl::IsUnimplemented(status)) return reactor->Finish(wire::ToGrpc(status));
+  *reply = wire::Serialize(wire::Unsupported(status));
+  reactor->Finish(grpc::Status::OK);
+}
+
+absl::StatusOr<wire::DecodedForward> DecodePlan(const grpc::ByteBuffer& bytes) {
+  v1::PlanRequest request;
+  ATTND_RETURN_IF_ERROR(wire::Parse(bytes, request));
+  return wire::DecodePlan(request);
 }
 
 }  // namespace
@@ -120,14 +138,21 @@ grpc::ServerUnaryReactor* AttentionService::Forward(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* AttentionService::Plan(grpc::CallbackServerContext* context,
                                                  const grpc::ByteBuffer* request,
                                                  grpc::ByteBuffer* reply) {
-  return AnswerUnary<v1::PlanRequest>(
-      context, request, reply,
-      [this](const v1::PlanRequest& plan) -> absl::StatusOr<v1::PlanResponse> {
-        absl::StatusOr<v1::PlanResponse> response = AnswerPlan(engine_, plan);
-        // Past a limit: valid, and for Plan an answer.
-        if (absl::IsUnimplemented(response.status())) return wire::Unsupported(response.status());
-        return response;
-      });
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  absl::StatusOr<wire::DecodedForward> decoded =
+      CatchBadAlloc([&] { return DecodePlan(*request); });
+  if (!decoded.ok()) {
+    FinishPlan(decoded.status(), reply, reactor);
+    return reactor;
+  }
+  const ForwardDescription description = decoded->description;
+  engine_.Plan(description, [reactor, reply, decoded = *std::move(decoded)](
+                                const absl::StatusOr<PlanReport>& report) {
+    if (!report.ok()) return FinishPlan(report.status(), reply, reactor);
+    *reply = wire::Serialize(PlanResponseOf(decoded, *report));
+    reactor->Finish(grpc::Status::OK);
+  });
+  return reactor;
 }
 
 }  // namespace attnd

@@ -4,7 +4,6 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <new>
 #include <string_view>
 
 #include "absl/status/statusor.h"
@@ -13,17 +12,6 @@
 #include "server/wire/status.h"
 
 namespace attnd {
-
-// Runs a part of a handler. RESOURCE_EXHAUSTED where the process finds no memory for it.
-template <typename Function>
-absl::Status CatchBadAlloc(Function function) {
-  try {
-    return function();
-  } catch (const std::bad_alloc&) {
-    return MakeError(absl::StatusCode::kResourceExhausted, reason::kPoolExhausted, "",
-                     "the server has no memory for this request");
-  }
-}
 
 // Answers a unary call on the spot: parses, calls handler(Request) -> absl::StatusOr<Response>.
 template <typename Request, typename Handler>

@@ -38,13 +38,15 @@ grpc::Slice DataHeader(int field, size_t bytes) {
   return grpc::Slice(header.data(), static_cast<size_t>(end - header.data()));
 }
 
-// A slice over the block, which goes back to its pool when gRPC drops the slice.
-grpc::Slice BlockSlice(PoolBuffer buffer) {
-  auto owned = std::make_unique<PoolBuffer>(std::move(buffer));
-  std::byte* const data = owned->data();
-  const auto size = static_cast<size_t>(owned->size());
+using Memory = std::shared_ptr<const PoolBuffer>;
+
+// A slice over a part of the block, which goes back to its pool when gRPC has dropped all its
+// slices.
+grpc::Slice BlockSlice(std::span<const std::byte> bytes, const Memory& memory) {
+  auto* const owner = new Memory(memory);
   return grpc::Slice(
-      data, size, [](void* block) { delete static_cast<PoolBuffer*>(block); }, owned.release());
+      const_cast<std::byte*>(bytes.data()), bytes.size(),
+      [](void* user_data) { delete static_cast<Memory*>(user_data); }, owner);
 }
 
 v1::Tensor DescribeTensor(const TensorDesc& desc) {
@@ -54,19 +56,27 @@ v1::Tensor DescribeTensor(const TensorDesc& desc) {
   return tensor;
 }
 
-// Puts one output into the reply: numbers into the message, bytes into the slices that follow it.
-void PlaceTensor(const TensorDesc& desc, Destination destination, int field, PoolBuffer buffer,
-                 v1::Tensor& tensor, std::vector<grpc::Slice>& slices) {
-  tensor = DescribeTensor(desc);
-  const int64_t elements = *NumElements(desc.shape);
+// One output on its way into the reply.
+struct Output {
+  const TensorDesc& desc;
+  std::span<const std::byte> bytes;
+  Destination destination;
+  int field;  // Of ForwardResponse.
+};
+
+// Numbers into the message, bytes into the slices that follow it.
+void PlaceTensor(const Output& output, const Memory& memory, v1::Tensor& tensor,
+                 std::vector<grpc::Slice>& slices) {
+  tensor = DescribeTensor(output.desc);
+  const int64_t elements = *NumElements(output.desc.shape);
   if (elements == 0) return;
-  if (destination == Destination::kInMessage) {
-    slices.push_back(DataHeader(field, static_cast<size_t>(buffer.size())));
-    slices.push_back(BlockSlice(std::move(buffer)));
+  if (output.destination == Destination::kInMessage) {
+    slices.push_back(DataHeader(output.field, output.bytes.size()));
+    slices.push_back(BlockSlice(output.bytes, memory));
     return;
   }
   for (int64_t i = 0; i < elements; ++i) {
-    tensor.add_values(LoadElement(desc.dtype, buffer.data(), i));
+    tensor.add_values(LoadElement(output.desc.dtype, output.bytes.data(), i));
   }
 }
 
@@ -97,15 +107,15 @@ v1::ResolvedView EncodeView(const TensorView& view) {
 
 }  // namespace
 
-grpc::ByteBuffer EncodeForward(const DecodedForward& decoded, ForwardResult result) {
+grpc::ByteBuffer EncodeForward(const DecodedForward& decoded, const ForwardResult& result) {
   v1::ForwardResponse response;
   std::vector<grpc::Slice> slices(1);  // The first is the message, written last.
   *response.mutable_info() = EncodeInfo(result.report);
-  PlaceTensor(result.out_desc, decoded.out, v1::ForwardResponse::kOutFieldNumber,
-              std::move(result.out), *response.mutable_out(), slices);
+  PlaceTensor({result.out_desc, result.out, decoded.out, v1::ForwardResponse::kOutFieldNumber},
+              result.memory, *response.mutable_out(), slices);
   if (decoded.description.return_lse) {
-    PlaceTensor(result.lse_desc, decoded.lse, v1::ForwardResponse::kLseFieldNumber,
-                std::move(result.lse), *response.mutable_lse(), slices);
+    PlaceTensor({result.lse_desc, result.lse, decoded.lse, v1::ForwardResponse::kLseFieldNumber},
+                result.memory, *response.mutable_lse(), slices);
   }
   slices[0] = grpc::Slice(response.SerializeAsString());
   return grpc::ByteBuffer(slices.data(), slices.size());

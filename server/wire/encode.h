@@ -11,7 +11,7 @@
 namespace attnd::wire {
 
 // A serialized ForwardResponse.
-grpc::ByteBuffer EncodeForward(const DecodedForward& decoded, ForwardResult result);
+grpc::ByteBuffer EncodeForward(const DecodedForward& decoded, const ForwardResult& result);
 
 // `obstacle`: what makes the plan unsupported whatever the engine says; OK: nothing.
 v1::PlanResponse EncodePlan(const PlanReport& report, const absl::Status& obstacle);

@@ -109,7 +109,8 @@ std::string RunCell(const BackendUnderTest& backend, AttentionBackend& instance,
   if (index / 3 % 2 == 0) options.out_dtype = DType::kFloat32;
   const auto problem = Resolve(request.spec, request.sequences, request.inputs, options);
   if (!problem.ok()) return problem.status().ToString();
-  if (const absl::Status support = instance.CheckSupport(*problem); !support.ok()) {
+  const auto plan = instance.BuildPlan(*problem);
+  if (const absl::Status& support = plan.status(); !support.ok()) {
     if (backend.runs_everything || support.code() != absl::StatusCode::kUnimplemented ||
         ErrorField(support).empty()) {
       return "refused: " + support.ToString();
@@ -117,8 +118,6 @@ std::string RunCell(const BackendUnderTest& backend, AttentionBackend& instance,
     ++TallyOf(backend.name).refused[std::string(support.message())];
     return "";
   }
-  const auto plan = instance.BuildPlan(*problem);
-  if (!plan.ok()) return plan.status().ToString();
   const auto result = RunForward(backend, **plan, *problem, request);
   if (!result.ok()) return result.status().ToString();
   ++TallyOf(backend.name).ran[std::string(a.name)];
@@ -181,7 +180,9 @@ absl::StatusOr<ForwardResult> RunForward(const BackendUnderTest& backend, Attent
   buffers.out = out.get();
   buffers.lse = want_lse ? reinterpret_cast<float*>(lse.get()) : nullptr;
   buffers.workspace = {workspace.get(), static_cast<size_t>(plan.workspace_bytes())};
+  if (backend.queue) buffers.queue = &backend.queue();
   ATTND_RETURN_IF_ERROR(plan.Forward(problem, buffers));
+  if (buffers.queue != nullptr) ATTND_RETURN_IF_ERROR(buffers.queue->Wait());
   return ForwardResult{out.Read(), lse.Read()};
 }
 

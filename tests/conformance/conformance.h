@@ -27,6 +27,8 @@ struct BackendUnderTest {
   std::function<void(std::byte* memory)> release;
   // Host to backend and back; done when it returns.
   std::function<void(std::byte* to, const std::byte* from, size_t size)> copy;
+  // The calling thread's queue; empty where the backend has none.
+  std::function<DeviceQueue&()> queue;
   // True: a problem that the backend refuses is a failure. False: it is listed with its reason.
   bool runs_everything = true;
 };

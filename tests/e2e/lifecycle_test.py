@@ -26,6 +26,7 @@ from attnd.v1 import attention_pb2_grpc
 
 SECONDS = 120
 LOCAL = "127.0.0.1:0"
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # Whatever machine runs this.
 SERVING, NOT_SERVING, UNKNOWN = (
     health_pb2.HealthCheckResponse.SERVING,
     health_pb2.HealthCheckResponse.NOT_SERVING,
@@ -163,7 +164,6 @@ class LifecycleTest(unittest.TestCase):
         fails(2, ["--listen", "nowhere"], "--listen=nowhere")
         fails(2, ["--metrics-listen", "not built"], "--metrics-listen=127.0.0.1:0")
         fails(2, ["--tls-cert", "not built"], "--tls-cert=cert.pem")
-        fails(2, ["cuda", "not built"], "--backend=cuda", f"--listen={LOCAL}")
         fails(2, ["ATTND_THREADS", "x"], environment={"ATTND_THREADS": "x"})
         fails(2, ["ATTND_TOKENS", "not built"], environment={"ATTND_TOKENS": "f"})
         fails(2, ["--config", "absent.toml"], f"--config={self.folder}/absent.toml")
@@ -174,6 +174,19 @@ class LifecycleTest(unittest.TestCase):
         ):
             (self.folder / "settings.toml").write_text(f"{text}\n")
             fails(2, words, f"--config={self.folder}/settings.toml")
+
+    def test_without_a_gpu_the_cpu_serves_and_says_why(self):
+        self.check_fails(
+            1, ["--backend=cuda: "], "--backend=cuda", f"--listen={LOCAL}", environment=NO_GPU
+        )
+        with ServerProcess(
+            backend="auto", arguments=["--log-format=json"], environment=NO_GPU
+        ) as server:
+            pass
+        lines = [json.loads(line) for line in server.stderr().splitlines()]
+        serving = [line for line in lines if line["msg"] == "serving"]
+        self.assertEqual([line["backend"] for line in serving], ["cpu"])
+        self.assertRegex(serving[0]["why"], "CUDA|NVIDIA|GPU|driver")
 
     def test_version_and_help(self):
         for flag, word in (("--version", "attnd"), ("--help", "--listen")):

@@ -32,6 +32,7 @@ class ServerProcess:
 
     Args:
       binary: the program; default: the environment's ATTND_SERVER.
+      backend: what computes.
       listen: addresses to listen on; port 0 picks a free one.
       arguments: more command line arguments.
       environment: variables added to this process's.
@@ -45,11 +46,12 @@ class ServerProcess:
         self,
         binary: str | None = None,
         *,
+        backend: str = "cpu",
         listen: Sequence[str] = ("127.0.0.1:0",),
         arguments: Sequence[str] = (),
         environment: dict[str, str] | None = None,
     ) -> None:
-        command = [binary or os.environ["ATTND_SERVER"], "--backend=cpu", *arguments]
+        command = [binary or os.environ["ATTND_SERVER"], f"--backend={backend}", *arguments]
         command += [f"--listen={address}" for address in listen]
         self._folder = tempfile.TemporaryDirectory(prefix="attnd-test-")
         self._stdout = pathlib.Path(self._folder.name) / "stdout"

@@ -4,67 +4,30 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <cstring>
 #include <future>
-#include <random>
 
 #include "absl/time/clock.h"
 #include "engine/core/status.h"
 #include "engine/cpu/reference_attention.h"
+#include "tests/engine/engine_requests.h"
 
 namespace attnd {
 namespace {
 
-ForwardDescription Bs3hd(int64_t s) {
-  ForwardDescription d;
-  d.spec.layout = Layout::kBs3hd;
-  d.spec.dtype = DType::kFloat32;
-  d.inputs.buffers[static_cast<int>(Buffer::kQkv)] = TensorDesc{DType::kFloat32, {2, s, 3, 2, 8}};
-  d.return_lse = true;
-  return d;
-}
-
-ForwardDescription Paged() {
-  ForwardDescription d;
-  d.spec.layout = Layout::kPagedKvThdBshdBshd;
-  d.spec.dtype = DType::kFloat32;
-  d.inputs.buffers[static_cast<int>(Buffer::kQ)] = TensorDesc{DType::kFloat32, {1, 2, 8}};
-  d.inputs.buffers[static_cast<int>(Buffer::kK)] = TensorDesc{DType::kFloat32, {3, 4, 1, 8}};
-  d.inputs.buffers[static_cast<int>(Buffer::kV)] = TensorDesc{DType::kFloat32, {3, 4, 1, 8}};
-  d.sequences.cu_seqlens_q = {0, 1};
-  d.sequences.cu_seqlens_kv = {0, 6};
-  d.sequences.page_table_k = TensorDesc{DType::kInt32, {1, 2}};
-  d.sequences.page_table_v = TensorDesc{DType::kInt32, {1, 2}};
-  return d;
-}
-
 class EngineTest : public ::testing::Test {
  protected:
-  PreparedForward Prepare(const ForwardDescription& d) {
-    absl::StatusOr<AttentionProblem> problem = engine_.Check(d);
-    EXPECT_TRUE(problem.ok()) << problem.status();
-    absl::StatusOr<PreparedForward> prepared = engine_.Prepare(*std::move(problem), d.return_lse);
+  PreparedForward Prepare(const ForwardDescription& d, RequestContext context = {}) {
+    absl::StatusOr<PreparedForward> prepared = TryPrepare(*engine_, d, std::move(context));
     EXPECT_TRUE(prepared.ok()) << prepared.status();
-    std::mt19937 random(7);
-    std::normal_distribution<float> normal;
-    for (int i = 0; i < kNumInputBuffers; ++i) {
-      const auto bytes = prepared->input(static_cast<Buffer>(i));
-      auto* values = reinterpret_cast<float*>(bytes.data());
-      for (size_t j = 0; j < bytes.size() / 4; ++j) values[j] = normal(random);
-    }
+    FillWithNoise(*prepared);
     return *std::move(prepared);
   }
 
-  absl::StatusOr<ForwardResult> Run(PreparedForward prepared, RequestContext context = {}) {
-    std::promise<absl::StatusOr<ForwardResult>> promise;
-    auto future = promise.get_future();
-    engine_.Submit(std::move(prepared), std::move(context),
-                   [&](absl::StatusOr<ForwardResult> r) { promise.set_value(std::move(r)); });
-    return future.get();
+  absl::StatusOr<ForwardResult> Run(PreparedForward prepared) {
+    return RunPrepared(*engine_, std::move(prepared));
   }
 
-  Engine engine_{{.threads = 2, .host_pool_bytes = 64 << 20, .queue_bytes = 32 << 20}};
+  const std::unique_ptr<Engine> engine_ = MakeCpuEngine();
 };
 
 TEST_F(EngineTest, ForwardEqualsTheReferenceLoop) {
@@ -92,8 +55,8 @@ TEST_F(EngineTest, ForwardEqualsTheReferenceLoop) {
 
 TEST_F(EngineTest, MemoryGoesBackToThePool) {
   { auto result = Run(Prepare(Bs3hd(16))); }
-  EXPECT_EQ(engine_.host_pool().stats().in_use_bytes, 0);
-  EXPECT_GT(engine_.host_pool().stats().high_water_bytes, 0);
+  EXPECT_EQ(engine_->host_pool().stats().in_use_bytes, 0);
+  EXPECT_GT(engine_->host_pool().stats().high_water_bytes, 0);
 }
 
 TEST_F(EngineTest, APageOutsideThePoolIsRefusedBeforeAnythingRuns) {
@@ -124,23 +87,24 @@ TEST_F(EngineTest, EntriesPastASequenceAreNotRead) {
 }
 
 TEST_F(EngineTest, DeadAndCancelledRequestsDoNotRun) {
-  EXPECT_EQ(Run(Prepare(Bs3hd(4)), {.deadline = absl::Now() - absl::Seconds(1)}).status().code(),
-            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(
+      TryPrepare(*engine_, Bs3hd(4), {.deadline = absl::Now() - absl::Seconds(1)}).status().code(),
+      absl::StatusCode::kDeadlineExceeded);
   auto token = std::make_shared<CancellationToken>();
+  PreparedForward prepared = Prepare(Bs3hd(4), {.cancellation = token});
   token->Cancel(CancellationToken::Cause::kClient);
-  EXPECT_EQ(Run(Prepare(Bs3hd(4)), {.cancellation = token}).status().code(),
-            absl::StatusCode::kCancelled);
-  EXPECT_EQ(engine_.host_pool().stats().in_use_bytes, 0);
+  EXPECT_EQ(Run(std::move(prepared)).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(engine_->host_pool().stats().in_use_bytes, 0);
 }
 
 // Page tables count, and what a dead request in the queue holds makes room.
 TEST_F(EngineTest, EverythingARequestHoldsIsThePools) {
   const ForwardDescription d = Paged();
   const PreparedForward prepared = Prepare(d);
-  const int64_t with_tables = engine_.host_pool().stats().in_use_bytes;
+  const int64_t with_tables = engine_->host_pool().stats().in_use_bytes;
   EXPECT_EQ(prepared.page_table_k().size(), 2u);
   EXPECT_EQ(prepared.page_table_v().size(), 2u);
-  EXPECT_GE(with_tables, engine_.Plan(d)->device_bytes);
+  EXPECT_GE(with_tables, PlanOf(*engine_, d)->device_bytes);
 }
 
 TEST_F(EngineTest, DeadWorkInTheQueueMakesRoomInThePool) {
@@ -151,20 +115,19 @@ TEST_F(EngineTest, DeadWorkInTheQueueMakesRoomInThePool) {
   for (Buffer b : {Buffer::kQ, Buffer::kK, Buffer::kV}) {
     busy.inputs.buffers[static_cast<int>(b)] = TensorDesc{DType::kFloat32, {1, 40'000, 2, 8}};
   }
-  PreparedForward running = Prepare(busy);
-  PreparedForward queued = Prepare(Bs3hd(60'000));
   auto token = std::make_shared<CancellationToken>();
-  engine_.Submit(std::move(running), {.cancellation = token}, [](absl::StatusOr<ForwardResult>) {});
-  absl::SleepFor(absl::Milliseconds(20));
   auto dead = std::make_shared<CancellationToken>();
+  PreparedForward running = Prepare(busy, {.cancellation = token});
+  PreparedForward queued = Prepare(Bs3hd(60'000), {.cancellation = dead});
+  engine_->Submit(std::move(running), [](absl::StatusOr<ForwardResult>) {});
+  absl::SleepFor(absl::Milliseconds(20));
   std::promise<absl::Status> ended;
-  engine_.Submit(std::move(queued), {.cancellation = dead},
-                 [&](absl::StatusOr<ForwardResult> r) { ended.set_value(r.status()); });
+  engine_->Submit(std::move(queued),
+                  [&](absl::StatusOr<ForwardResult> r) { ended.set_value(r.status()); });
   const ForwardDescription next = Bs3hd(60'000);
-  EXPECT_EQ(engine_.Prepare(*engine_.Check(next), true).status().code(),
-            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(TryPrepare(*engine_, next).status().code(), absl::StatusCode::kResourceExhausted);
   dead->Cancel(CancellationToken::Cause::kClient);
-  EXPECT_TRUE(engine_.Prepare(*engine_.Check(next), true).ok());
+  EXPECT_TRUE(TryPrepare(*engine_, next).ok());
   EXPECT_EQ(ended.get_future().get().code(), absl::StatusCode::kCancelled);
   token->Cancel(CancellationToken::Cause::kClient);
 }
@@ -177,29 +140,29 @@ TEST_F(EngineTest, ADrainPastItsDeadlineEndsWhatIsRunning) {
     d.inputs.buffers[static_cast<int>(b)] = TensorDesc{DType::kFloat32, {1, 50'000, 4, 16}};
   }
   std::promise<absl::Status> ended;
-  engine_.Submit(Prepare(d), {},
-                 [&](absl::StatusOr<ForwardResult> r) { ended.set_value(r.status()); });
+  engine_->Submit(Prepare(d),
+                  [&](absl::StatusOr<ForwardResult> r) { ended.set_value(r.status()); });
   absl::SleepFor(absl::Milliseconds(50));
-  engine_.Drain(absl::Now());
+  engine_->Drain(absl::Now());
   EXPECT_EQ(ended.get_future().get().code(), absl::StatusCode::kUnavailable);
 }
 
 TEST_F(EngineTest, PlanSaysWhatCanNeverFit) {
-  const absl::StatusOr<PlanReport> report = engine_.Plan(Bs3hd(1 << 20));
+  const absl::StatusOr<PlanReport> report = PlanOf(*engine_, Bs3hd(1 << 20));
   ASSERT_TRUE(report.ok());
   EXPECT_EQ(report->support.code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST_F(EngineTest, ThePoolRefusesWhatItCannotHold) {
   ForwardDescription d = Bs3hd(1 << 20);
-  const absl::Status status = engine_.Prepare(*engine_.Check(d), true).status();
+  const absl::Status status = TryPrepare(*engine_, d).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(engine_.host_pool().stats().in_use_bytes, 0);
+  EXPECT_EQ(engine_->host_pool().stats().in_use_bytes, 0);
 }
 
 TEST_F(EngineTest, PlanAcceptsWhatForwardRuns) {
   ForwardDescription d = Bs3hd(16);
-  absl::StatusOr<PlanReport> report = engine_.Plan(d);
+  absl::StatusOr<PlanReport> report = PlanOf(*engine_, d);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_TRUE(report->support.ok());
   EXPECT_EQ(report->backend, "cpu");
@@ -212,12 +175,11 @@ TEST_F(EngineTest, PlanAcceptsWhatForwardRuns) {
 TEST_F(EngineTest, PlanSaysWhatIsNotSupported) {
   ForwardDescription d = Bs3hd(16);
   d.spec.softmax_kind = SoftmaxKind::kOffByOne;
-  absl::StatusOr<PlanReport> report = engine_.Plan(d);
+  absl::StatusOr<PlanReport> report = PlanOf(*engine_, d);
   ASSERT_TRUE(report.ok());
   EXPECT_EQ(report->support.code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(ErrorField(report->support), "spec.softmax_kind");
-  EXPECT_EQ(engine_.Prepare(*engine_.Check(d), false).status().code(),
-            absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(TryPrepare(*engine_, d).status().code(), absl::StatusCode::kUnimplemented);
 }
 
 // A few bytes of shape must not make the engine hold or compute much.
@@ -229,16 +191,16 @@ TEST_F(EngineTest, PlansOfAbsurdSizesAreAnsweredWithoutMemory) {
   d.spec.max_seqlen_q = d.spec.max_seqlen_kv = int64_t{1} << 20;
   d.spec.num_heads = d.spec.num_kv_heads = 1 << 10;
   d.spec.head_dim_qk = d.spec.head_dim_v = 1 << 9;
-  EXPECT_TRUE(engine_.Plan(d).ok());
+  EXPECT_TRUE(PlanOf(*engine_, d).ok());
   d.spec.max_seqlen_kv = int64_t{1} << 62;
-  EXPECT_EQ(engine_.Plan(d).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(PlanOf(*engine_, d).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(EngineTest, ADrainedEngineRefusesWithUnavailable) {
   PreparedForward late = Prepare(Bs3hd(4));
   EXPECT_TRUE(Run(Prepare(Bs3hd(4))).ok());
-  engine_.Drain(absl::Now() + absl::Seconds(5));
-  engine_.Drain(absl::Now());  // Twice does no harm.
+  engine_->Drain(absl::Now() + absl::Seconds(5));
+  engine_->Drain(absl::Now());  // Twice does no harm.
   EXPECT_EQ(Run(std::move(late)).status().code(), absl::StatusCode::kUnavailable);
 }
 

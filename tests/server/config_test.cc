@@ -22,8 +22,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr int64_t kMemory = 1000'000'007;
-
 // A folder of its own for each test.
 class ConfigTest : public testing::Test {
  protected:
@@ -47,7 +45,7 @@ class ConfigTest : public testing::Test {
       if (found == environment_.end()) return std::nullopt;
       return found->second;
     };
-    return ParseConfig({args, lookup, kMemory, "1.2.3"});
+    return ParseConfig({args, lookup, memory_bytes_, "1.2.3"});
   }
 
   Config MustParse(const std::vector<std::string>& args) {
@@ -75,6 +73,7 @@ class ConfigTest : public testing::Test {
     return UsageError({"--config=" + WriteFile(text)});
   }
 
+  int64_t memory_bytes_ = 1000'000'007;
   std::filesystem::path folder_;
   std::map<std::string, std::string> environment_;
 };
@@ -94,7 +93,9 @@ TEST_F(ConfigTest, HasTheDocumentedDefaults) {
   EXPECT_EQ(config.backend, BackendChoice::kAuto);
   EXPECT_EQ(config.fallback, Fallback::kNone);
   EXPECT_EQ(config.threads, 0);
+  EXPECT_EQ(config.host_pool_bytes, 500'000'003);
   EXPECT_EQ(config.pinned_pool_bytes, 500'000'003);
+  EXPECT_EQ(config.device_pool, (PoolSize{.percent = 80}));
   EXPECT_EQ(config.max_queue_bytes, int64_t{1} << 30);
   EXPECT_EQ(config.max_streams, 0);
   EXPECT_EQ(config.drain_delay, absl::ZeroDuration());
@@ -107,8 +108,8 @@ TEST_F(ConfigTest, ReadsEveryFlag) {
   const Config config = MustParse(
       {"--listen=127.0.0.1:0", "--listen", "unix:/run/a.sock", "--health-listen=0.0.0.0:8080",
        "--advertise=node7:50051", "--insecure", "--backend=cpu", "--fallback=cpu", "--threads=3",
-       "--pinned-pool=512MiB", "--max-queue", "2GB", "--max-streams=100", "--drain-delay=500ms",
-       "--drain-timeout=30", "--log-level=warning", "--log-format=json"});
+       "--pinned-pool=512MiB", "--device-pool=20GiB", "--max-queue", "2GB", "--max-streams=100",
+       "--drain-delay=500ms", "--drain-timeout=30", "--log-level=warning", "--log-format=json"});
   EXPECT_THAT(Texts(config.listen), ElementsAre("127.0.0.1:0", "unix:/run/a.sock"));
   ASSERT_TRUE(config.health_listen.has_value());
   EXPECT_EQ(config.health_listen->text, "0.0.0.0:8080");
@@ -117,13 +118,22 @@ TEST_F(ConfigTest, ReadsEveryFlag) {
   EXPECT_EQ(config.backend, BackendChoice::kCpu);
   EXPECT_EQ(config.fallback, Fallback::kCpu);
   EXPECT_EQ(config.threads, 3);
+  EXPECT_EQ(config.host_pool_bytes, int64_t{512} << 20);
   EXPECT_EQ(config.pinned_pool_bytes, int64_t{512} << 20);
+  EXPECT_EQ(config.device_pool, (PoolSize{.bytes = int64_t{20} << 30}));
   EXPECT_EQ(config.max_queue_bytes, 2'000'000'000);
   EXPECT_EQ(config.max_streams, 100);
   EXPECT_EQ(config.drain_delay, absl::Milliseconds(500));
   EXPECT_EQ(config.drain_timeout, absl::Seconds(30));
   EXPECT_EQ(config.log_level, LogLevel::kWarning);
   EXPECT_EQ(config.log_format, LogFormat::kJson);
+}
+
+TEST_F(ConfigTest, OnlyTheDefaultPinsLessThanItAllows) {
+  memory_bytes_ = int64_t{100} << 30;
+  EXPECT_EQ(MustParse({}).host_pool_bytes, int64_t{50} << 30);
+  EXPECT_EQ(MustParse({}).pinned_pool_bytes, int64_t{8} << 30);
+  EXPECT_EQ(MustParse({"--pinned-pool=20%"}).pinned_pool_bytes, int64_t{20} << 30);
 }
 
 TEST_F(ConfigTest, CudaIsAValidChoice) {
@@ -208,6 +218,7 @@ TEST_F(ConfigTest, WrongValuesAreNamedWithTheirFlag) {
       {"fallback", {"auto"}},
       {"threads", {"-1", "four", "4097", "1.5", "99999999999999999999", "0x4", "+1"}},
       {"pinned-pool", {"-1", "0", "101%", "0%", "%", "10XB"}},
+      {"device-pool", {"-1", "0", "101%", "0%", "%", "10XB"}},
       {"max-queue", {"-1", "50%", "0MiB", "9223372036854775808"}},
       {"max-streams", {"-1", "1000001"}},
       {"drain-delay", {"-1s", "soon", "2h", "inf", "1.2.3"}},
@@ -232,7 +243,7 @@ TEST_F(ConfigTest, WrongValuesAreNamedWithTheirVariable) {
 }
 
 TEST_F(ConfigTest, WhatIsNotBuiltIsRefusedFromEverySource) {
-  for (const std::string name : {"metrics-listen", "device-pool", "devices", "warm", "quotas",
+  for (const std::string name : {"metrics-listen", "devices", "warm", "quotas",
                                  "allow-shared-memory", "shared-memory-prefix", "allow-cuda-ipc",
                                  "tls-cert", "tls-key", "tls-client-ca", "tokens"}) {
     EXPECT_EQ(UsageError({"--" + name}), "--" + name + " is not built yet");

@@ -17,18 +17,19 @@
 namespace attnd::wire {
 namespace {
 
-PoolBuffer Floats(MemoryPool& pool, const std::vector<float>& values) {
+std::shared_ptr<const PoolBuffer> Floats(MemoryPool& pool, const std::vector<float>& values) {
   PoolBuffer buffer = *pool.Allocate(static_cast<int64_t>(values.size() * 4));
   std::copy_n(values.begin(), values.size(), reinterpret_cast<float*>(buffer.data()));
-  return buffer;
+  return std::make_shared<const PoolBuffer>(std::move(buffer));
 }
 
 ForwardResult TwoOutputs(MemoryPool& pool) {
   ForwardResult result;
   result.out_desc = {DType::kFloat32, {1, 2, 1, 2}};
   result.lse_desc = {DType::kFloat32, {1, 1, 2}};
-  result.out = Floats(pool, {1, 2, 3, 4});
-  result.lse = Floats(pool, {5, 6});
+  result.memory = Floats(pool, {1, 2, 3, 4, 0, 0, 5, 6});
+  result.out = result.memory->bytes().first(16);
+  result.lse = result.memory->bytes().subspan(24);
   result.report.backend = "cpu";
   return result;
 }
@@ -79,8 +80,9 @@ TEST(Encode, LengthsOfEverySizeAreRight) {
   for (int64_t elements : {0, 1, 31, 32, 4095, 4096, 530'000, 4'200'000}) {
     ForwardResult result;
     result.out_desc = {DType::kFloat32, {elements}};
-    result.out = Floats(*pool, std::vector<float>(static_cast<size_t>(elements), 0.5f));
-    const v1::ForwardResponse response = Decode(EncodeForward({}, std::move(result)));
+    result.memory = Floats(*pool, std::vector<float>(static_cast<size_t>(elements), 0.5f));
+    result.out = result.memory->bytes();
+    const v1::ForwardResponse response = Decode(EncodeForward({}, std::exchange(result, {})));
     EXPECT_EQ(response.out().data().size(), static_cast<size_t>(elements * 4));
   }
 }

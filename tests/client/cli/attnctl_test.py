@@ -20,13 +20,13 @@ _SIZES = ["--batch=2", "--seqlen-q=33", "--heads=4", "--head-dim=16"]
 _RANDOM = ["forward", "--layout=BS3HD", "--random", *_SIZES]
 
 
-def attnctl(address, *arguments):
+def attnctl(address, *arguments, timeout=_SECONDS):
     command = [os.environ["ATTNCTL"], f"--address={address}", *arguments]
     return subprocess.run(
         command,
         capture_output=True,
         text=True,
-        timeout=_SECONDS,
+        timeout=timeout,
         check=False,
         stdin=subprocess.DEVNULL,
     )
@@ -130,6 +130,15 @@ class AttnctlTest(unittest.TestCase):
             with self.subTest(layout=arguments[0]):
                 text = self.run_ok("forward", "--random", "--check", *arguments)
                 self.assertIn("check PASS", text)
+
+    def test_it_ends_when_it_has_its_answer(self):
+        # gRPC's own shutdown took 10 s after some of the calls that send much.
+        sizes = ["--batch=2", "--seqlen-q=200", "--heads=4", "--head-dim=64"]
+        for _ in range(10):
+            done = attnctl(
+                self.socket, "forward", "--layout=BS3HD", "--random", *sizes, timeout=9
+            )
+            self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_forward_json(self):
         document = json.loads(self.run_ok(*_RANDOM, "--check", "--json"))

@@ -25,6 +25,16 @@ void Must(cudaError_t error) {
   std::abort();
 }
 
+AttentionBackend& Instance() {
+  static const std::unique_ptr<AttentionBackend> instance = MakeBackend();
+  return *instance;
+}
+
+DeviceQueue& Queue() {
+  thread_local const std::unique_ptr<DeviceQueue> queue = *Instance().MakeQueue();
+  return *queue;
+}
+
 const BackendUnderTest& Cuda() {
   static const BackendUnderTest backend{
       .name = "cuda",
@@ -42,14 +52,10 @@ const BackendUnderTest& Cuda() {
             Must(cudaMemcpy(to, from, size, cudaMemcpyDefault));
             Must(cudaDeviceSynchronize());
           },
+      .queue = Queue,
       .runs_everything = false,
   };
   return backend;
-}
-
-AttentionBackend& Instance() {
-  static const std::unique_ptr<AttentionBackend> instance = Cuda().make();
-  return *instance;
 }
 
 const GoldenCase& CaseNamed(const std::string& name) {

@@ -12,27 +12,26 @@
 
 namespace attnd::testing {
 
-// A function of the module. Ends the program where the module or the function is missing.
-template <typename Function>
-Function* FromModule(const char* name) {
+// False, with the reason in `why_not`, where the module says no.
+inline bool Open(const CudaOptions& options, CudaParts& parts, std::string& why_not) {
   static void* const module = dlopen("libattnd_cuda.so", RTLD_NOW | RTLD_LOCAL);
-  void* const function = module == nullptr ? nullptr : dlsym(module, name);
-  if (function == nullptr) {
+  void* const open = module == nullptr ? nullptr : dlsym(module, "AttndOpenCuda");
+  if (open == nullptr) {
     std::cerr << dlerror() << std::endl;
     std::abort();
   }
-  return reinterpret_cast<Function*>(function);
+  return reinterpret_cast<decltype(&AttndOpenCuda)>(open)(options, &parts, &why_not);
 }
 
+// A backend without pools.
 inline std::unique_ptr<AttentionBackend> MakeBackend() {
+  CudaParts parts;
   std::string why_not;
-  auto* make = FromModule<decltype(AttndMakeCudaBackend)>("AttndMakeCudaBackend");
-  std::unique_ptr<AttentionBackend> backend(make(0, &why_not));
-  if (backend == nullptr) {
+  if (!Open({}, parts, why_not)) {
     std::cerr << why_not << std::endl;
     std::abort();
   }
-  return backend;
+  return std::move(parts.backend);
 }
 
 }  // namespace attnd::testing

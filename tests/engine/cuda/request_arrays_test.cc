@@ -72,6 +72,20 @@ TEST(RequestArrays, TokenBuffersStartWhereTheirSequencesDoAndGapsAreEmptyRows) {
               ElementsAre(RowSpan{0, 0, 1}, RowSpan{3 * kQRow, 12, 2}, RowSpan{8 * kQRow, 32, 2}));
 }
 
+// h = 4 query heads over g = 2 heads of K and V, rows of 16.
+TEST(RequestArrays, HeadMajorBuffersMakeEachHeadASequence) {
+  const Filled f(ProblemOf(Layout::kBhsdBhsdBhsd, LengthsOf({2, 3}, {4, 1}, 3, 4)));
+  EXPECT_THAT(f.Lens(f.layout.q_lens), ElementsAre(2, 2, 2, 2, 3, 3, 3, 3));
+  EXPECT_THAT(f.Lens(f.layout.kv_lens), ElementsAre(4, 4, 4, 4, 1, 1, 1, 1));
+  EXPECT_THAT(f.Offsets(f.layout.q_offsets),
+              ElementsAre(0, 48, 96, 144, 192, 240, 288, 336, 336 + 48));
+  EXPECT_THAT(f.Offsets(f.layout.k_offsets),
+              ElementsAre(0, 0, 64, 64, 128, 128, 192, 192, 192 + 16));
+  EXPECT_EQ(f.Offsets(f.layout.v_offsets), f.Offsets(f.layout.k_offsets));
+  EXPECT_THAT(f.Offsets(f.layout.lse_offsets), ElementsAre(0, 3, 6, 9, 12, 15, 18, 21, 24));
+  EXPECT_THAT(f.Spans(), ElementsAre(RowSpan{2 * 16, 2, 1}));
+}
+
 TEST(RequestArrays, AFullBatchHasNoEmptyRows) {
   EXPECT_THAT(Filled(ProblemOf(Layout::kThdThdThd, LengthsOf({2, 3}, {4, 1}, 3, 4))).Spans(),
               IsEmpty());

@@ -48,7 +48,8 @@ TEST(SdpaDescription, BucketsArePowersOfTwoAndOne) {
 }
 
 TEST(SdpaDescription, GrowingLengthsMakeFewPlans) {
-  for (Layout layout : {Layout::kBshdBshdBshd, Layout::kThdThdThd, Layout::kPagedKvBshdBshdBshd}) {
+  for (Layout layout : {Layout::kBshdBshdBshd, Layout::kBhsdBhsdBhsd, Layout::kThdThdThd,
+                        Layout::kPagedKvBshdBshdBshd}) {
     for (bool decode : {true, false}) {
       std::unordered_set<SdpaDescription, SdpaDescriptionHash> plans;
       for (int64_t n = 1; n <= 300; ++n) {

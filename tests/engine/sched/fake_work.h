@@ -23,7 +23,6 @@ class FakePlan final : public AttentionPlan {
 class FakeBackend final : public AttentionBackend {
  public:
   const BackendInfo& info() const override { return info_; }
-  absl::Status CheckSupport(const AttentionProblem&) const override { return absl::OkStatus(); }
   absl::StatusOr<std::unique_ptr<AttentionPlan>> BuildPlan(const AttentionProblem&) override {
     return std::make_unique<FakePlan>(absl::OkStatus());
   }

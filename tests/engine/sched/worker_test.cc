@@ -16,8 +16,8 @@ namespace {
 TEST(Worker, ReportsWhatRanAndWhatFailed) {
   FakeBackend backend;
   std::vector<absl::Status> ended;
-  RunForward(MakeWork(backend, 1, ended), 1);
-  RunForward(MakeWork(backend, 1, ended, absl::InternalError("broken")), 1);
+  RunForward(MakeWork(backend, 1, ended), 1, nullptr);
+  RunForward(MakeWork(backend, 1, ended, absl::InternalError("broken")), 1, nullptr);
   ASSERT_EQ(ended.size(), 2u);
   EXPECT_TRUE(ended[0].ok());
   EXPECT_EQ(ended[1], absl::InternalError("broken"));
@@ -30,7 +30,7 @@ TEST(Worker, NamesBackendEngineAndBatchInTheReport) {
   work->submitted = absl::Now() - absl::Seconds(1);
   ExecutionReport report;
   work->done = [&](absl::StatusOr<ForwardResult> r) { report = r->report; };
-  RunForward(std::move(work), 3);
+  RunForward(std::move(work), 3, nullptr);
   EXPECT_EQ(report.backend, "fake");
   EXPECT_EQ(report.engine, "fake");
   EXPECT_EQ(report.batch_size, 3);
@@ -78,7 +78,7 @@ TEST(Worker, EveryDoneRunsExactlyOnce) {
     }
   };
   {
-    Worker first(batcher), second(batcher);
+    Worker first(batcher, nullptr), second(batcher, nullptr);
     std::vector<std::thread> threads;
     for (int t = 0; t < kThreads; ++t) threads.emplace_back(submit, t);
     for (std::thread& thread : threads) thread.join();

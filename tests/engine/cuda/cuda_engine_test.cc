@@ -1,0 +1,192 @@
+// The engine over the module, as the server runs it. Needs a device.
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <future>
+#include <thread>
+
+#include "engine/core/status.h"
+#include "engine/engine.h"
+#include "engine/engine_parts.h"
+#include "tests/conformance/conformance.h"
+
+namespace {
+
+std::atomic<int64_t> allocation_calls = 0;
+
+template <typename Function>
+Function Next(const char* name) {
+  ++allocation_calls;
+  return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+// The module's calls come here first, because the program exports these names.
+extern "C" cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  return Next<cudaError_t (*)(void**, size_t)>("cudaMalloc")(memory, bytes);
+}
+extern "C" cudaError_t cudaFree(void* memory) {
+  return Next<cudaError_t (*)(void*)>("cudaFree")(memory);
+}
+extern "C" cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags) {
+  return Next<cudaError_t (*)(void**, size_t, unsigned)>("cudaHostAlloc")(memory, bytes, flags);
+}
+extern "C" cudaError_t cudaFreeHost(void* memory) {
+  return Next<cudaError_t (*)(void*)>("cudaFreeHost")(memory);
+}
+extern "C" cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t stream) {
+  return Next<cudaError_t (*)(void**, size_t, cudaStream_t)>("cudaMallocAsync")(memory, bytes,
+                                                                                stream);
+}
+
+namespace attnd::testing {
+namespace {
+
+std::unique_ptr<Engine> MakeEngine(bool cpu_fallback) {
+  auto chosen = MakeEngineParts({.require_gpu = true,
+                                 .cpu_fallback = cpu_fallback,
+                                 .threads = 2,
+                                 .queue_bytes = 256 << 20,
+                                 .pinned_pool_bytes = 256 << 20,
+                                 .device_pool = {.bytes = int64_t{1} << 30}});
+  if (!chosen.ok()) {
+    std::cerr << chosen.status() << std::endl;
+    std::abort();
+  }
+  return *Engine::Make(std::move(chosen->parts));
+}
+
+class CudaEngine : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { engine_ = MakeEngine(true).release(); }
+  static void TearDownTestSuite() {
+    EXPECT_EQ(engine_->host_pool().stats().in_use_bytes, 0);
+    delete engine_;
+  }
+
+  static absl::StatusOr<attnd::ForwardResult> Run(const PackedRequest& request,
+                                                  Engine& engine = *engine_) {
+    auto problem = engine.Check({request.spec, request.sequences, request.inputs});
+    if (!problem.ok()) return problem.status();
+    std::promise<absl::StatusOr<attnd::ForwardResult>> promise;
+    engine.Prepare(*std::move(problem), true, {}, [&](absl::StatusOr<PreparedForward> prepared) {
+      if (!prepared.ok()) return promise.set_value(prepared.status());
+      for (int i = 0; i < kNumInputBuffers; ++i) {
+        const auto target = prepared->input(static_cast<Buffer>(i));
+        std::copy_n(request.buffers[i].begin(), target.size(), target.begin());
+      }
+      std::copy(request.page_table_k.begin(), request.page_table_k.end(),
+                prepared->page_table_k().begin());
+      std::copy(request.page_table_v.begin(), request.page_table_v.end(),
+                prepared->page_table_v().begin());
+      engine.Submit(*std::move(prepared), [&](absl::StatusOr<attnd::ForwardResult> result) {
+        promise.set_value(std::move(result));
+      });
+    });
+    return promise.get_future().get();
+  }
+
+  // BSHD self attention of one sequence, all elements 0.
+  static PackedRequest SelfAttention(int64_t s, DType dtype) {
+    PackedRequest request;
+    request.spec.layout = Layout::kBshdBshdBshd;
+    request.spec.dtype = dtype;
+    for (Buffer b : {Buffer::kQ, Buffer::kK, Buffer::kV}) {
+      const TensorDesc desc{dtype, {1, s, 8, 64}};
+      request.inputs.buffers[static_cast<int>(b)] = desc;
+      request.buffers[static_cast<int>(b)].resize(static_cast<size_t>(*NumBytes(desc)));
+    }
+    return request;
+  }
+
+  static inline Engine* engine_ = nullptr;
+};
+
+std::vector<std::byte> Copy(std::span<const std::byte> bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+
+TEST_F(CudaEngine, AgreesWithTheOracleFromHostMemoryToHostMemory) {
+  int ran = 0, on_cpu = 0;
+  for (const Arrangement& a : AllArrangements()) {
+    size_t index = 0;
+    for (const GoldenCase& c : GoldenCases()) {
+      if (!CanHold(a, c.geometry) || ++index % 7 != 0) continue;
+      const PackedRequest request = MakeRequest(a, c, {.seed = index});
+      const auto result = Run(request);
+      ASSERT_TRUE(result.ok()) << a.name << " " << c.name << result.status();
+      const auto problem = engine_->Check({request.spec, request.sequences, request.inputs});
+      EXPECT_EQ(Compare(a, c, *problem, {Copy(result->out), Copy(result->lse)}), "")
+          << a.name << " " << c.name << " on " << result->report.backend;
+      ++ran;
+      on_cpu += result->report.backend == "cpu";
+      EXPECT_TRUE(request.spec.dtype != DType::kFloat32 || result->report.backend == "cpu");
+    }
+  }
+  std::cout << "engine\t" << ran << "\trequests, " << on_cpu << " of them on the CPU\n";
+  EXPECT_GT(on_cpu, 0);
+  EXPECT_GT(ran - on_cpu, ran / 3);
+}
+
+TEST_F(CudaEngine, RefusesWithoutAFallback) {
+  const auto engine = MakeEngine(false);
+  const absl::Status status = Run(SelfAttention(8, DType::kFloat32), *engine).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(ErrorField(status), "spec.dtype");
+  EXPECT_EQ(Run(SelfAttention(8, DType::kBFloat16), *engine)->report.backend, "cuda");
+}
+
+TEST_F(CudaEngine, ConcurrentRequestsGetTheBitsOfLoneOnes) {
+  std::vector<PackedRequest> requests;
+  std::vector<attnd::ForwardResult> want;
+  for (const GoldenCase& c : GoldenCases()) {
+    const Arrangement& a = ArrangementOf(Layout::kThdThdThd);
+    if (requests.size() >= 16 || !CanHold(a, c.geometry)) continue;
+    requests.push_back(MakeRequest(a, c));
+    want.push_back(*Run(requests.back()));
+  }
+  std::atomic<int> wrong = 0;
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < 8; ++t) {
+    threads.emplace_back([&, t] {
+      for (size_t i = 0; i < 64; ++i) {
+        const size_t n = (i * 5 + t) % requests.size();
+        const auto got = Run(requests[n]);
+        wrong +=
+            !got.ok() || Copy(got->out) != Copy(want[n].out) || Copy(got->lse) != Copy(want[n].lse);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_F(CudaEngine, AfterTheFirstPassNothingIsBuiltOrAllocated) {
+  auto pass = [&] {
+    int built = 0;
+    for (int64_t s = 1; s <= 300; ++s) {
+      const auto result = Run(SelfAttention(s, DType::kBFloat16));
+      EXPECT_TRUE(result.ok()) << result.status();
+      built += !result->report.plan_cache_hit;
+    }
+    return built;
+  };
+  const int64_t before_first = allocation_calls;
+  const int built = pass();
+  pass();  // The second worker may get its first request here.
+  const int64_t before = allocation_calls;
+  EXPECT_EQ(pass(), 0);
+  EXPECT_EQ(allocation_calls, before);
+  EXPECT_GT(before, 0) << "the calls are not counted";
+  std::cout << "engine\t" << built << "\tplans for lengths 1..300, " << before - before_first
+            << " calls of CUDA's allocator in the first two passes, " << allocation_calls - before
+            << " in the third\n";
+  EXPECT_LE(built, 12);
+}
+
+}  // namespace
+}  // namespace attnd::testing

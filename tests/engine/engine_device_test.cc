@@ -1,0 +1,201 @@
+// The engine over a device with memory of its own: copies, plans built aside, fallback, limits.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <future>
+
+#include "absl/time/clock.h"
+#include "engine/core/status.h"
+#include "engine/cpu/cpu_backend.h"
+#include "engine/cpu/reference_attention.h"
+#include "tests/engine/engine_requests.h"
+#include "tests/engine/fake_device.h"
+
+namespace attnd {
+namespace {
+
+std::unique_ptr<Engine> MakeEngine(FakeDevice& device, bool cpu_fallback = false) {
+  EngineParts parts;
+  parts.host_pool = MakeHostPool(64 << 20, "--pinned-pool");
+  parts.queue_bytes = 32 << 20;
+  parts.targets.push_back({.backend = std::make_unique<FakeDeviceBackend>(device),
+                           .device_pool = device.MakePool(),
+                           .workers = 2});
+  if (cpu_fallback) parts.targets.push_back({.backend = std::make_unique<CpuBackend>(2)});
+  return *Engine::Make(std::move(parts));
+}
+
+absl::StatusOr<ForwardResult> RunNoise(Engine& engine, const ForwardDescription& d) {
+  absl::StatusOr<PreparedForward> prepared = TryPrepare(engine, d);
+  if (!prepared.ok()) return prepared.status();
+  FillWithNoise(*prepared);
+  for (auto table : {prepared->page_table_k(), prepared->page_table_v()}) {
+    for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(2 - i);
+  }
+  return RunPrepared(engine, *std::move(prepared));
+}
+
+bool SameBytes(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+TEST(EngineDevice, AnswersWhatTheReferenceLoopAnswers) {
+  FakeDevice device(16 << 20);
+  auto engine = MakeEngine(device);
+  EngineParts parts;
+  parts.host_pool = MakeHostPool(64 << 20, "--pinned-pool");
+  parts.queue_bytes = 32 << 20;
+  parts.targets.push_back({.backend = std::make_unique<ReferenceBackend>()});
+  auto reference = *Engine::Make(std::move(parts));
+  for (ForwardDescription d : {Bs3hd(33), Paged()}) {
+    for (bool with_lse : {true, false}) {
+      d.return_lse = with_lse;
+      const auto got = RunNoise(*engine, d), want = RunNoise(*reference, d);
+      ASSERT_TRUE(got.ok()) << got.status();
+      EXPECT_TRUE(SameBytes(got->out, want->out));
+      EXPECT_TRUE(SameBytes(got->lse, want->lse));
+      EXPECT_EQ(got->lse.empty(), !with_lse);
+      EXPECT_EQ(got->report.backend, "fake");
+      EXPECT_EQ(got->report.device, "fake device");
+      EXPECT_EQ(got->report.engine, "fake_kernel");
+      EXPECT_EQ(got->report.compute, absl::Microseconds(201));
+      EXPECT_EQ(got->report.copy_out, absl::Microseconds(302));
+    }
+  }
+  EXPECT_EQ(engine->host_pool().stats().in_use_bytes, 0);
+}
+
+TEST(EngineDevice, ConcurrentRequestsKeepTheirBytes) {
+  FakeDevice device(16 << 20);
+  auto engine = MakeEngine(device);
+  const auto want = RunNoise(*engine, Bs3hd(20));
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong = 0;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 50; ++i) {
+        const auto got = RunNoise(*engine, Bs3hd(20));
+        wrong += !got.ok() || !SameBytes(got->out, want->out);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(EngineDevice, APlanIsBuiltOnceAndTheReplySaysSo) {
+  FakeDevice device(16 << 20);
+  int builds = 0;
+  device.before_build = [&] { ++builds; };
+  auto engine = MakeEngine(device);
+  EXPECT_FALSE(RunNoise(*engine, Bs3hd(5))->report.plan_cache_hit);
+  EXPECT_TRUE(RunNoise(*engine, Bs3hd(5))->report.plan_cache_hit);
+  EXPECT_FALSE(RunNoise(*engine, Bs3hd(6))->report.plan_cache_hit);
+  EXPECT_EQ(builds, 2);
+}
+
+TEST(EngineDevice, WhoNeedsNoNewPlanDoesNotWaitForOne) {
+  FakeDevice device(16 << 20);
+  auto engine = MakeEngine(device);
+  ASSERT_TRUE(RunNoise(*engine, Bs3hd(5)).ok());
+  std::promise<void> release;
+  std::shared_future<void> released = release.get_future().share();
+  device.before_build = [&] { released.wait(); };
+  std::promise<absl::Status> slow;
+  engine->Prepare(*engine->Check(Bs3hd(6)), true, {},
+                  [&](absl::StatusOr<PreparedForward> p) { slow.set_value(p.status()); });
+  EXPECT_TRUE(RunNoise(*engine, Bs3hd(5)).ok());
+  auto future = slow.get_future();
+  EXPECT_EQ(future.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
+  release.set_value();
+  EXPECT_TRUE(future.get().ok());
+}
+
+TEST(EngineDevice, ACancelledRequestBuildsNoPlan) {
+  FakeDevice device(16 << 20);
+  int builds = 0;
+  device.before_build = [&] { ++builds; };
+  auto engine = MakeEngine(device);
+  auto token = std::make_shared<CancellationToken>();
+  token->Cancel(CancellationToken::Cause::kClient);
+  EXPECT_EQ(TryPrepare(*engine, Bs3hd(5), {.cancellation = token}).status().code(),
+            absl::StatusCode::kCancelled);
+  EXPECT_EQ(builds, 0);
+}
+
+TEST(EngineDevice, WhatItRefusesIsRefusedWithoutFallback) {
+  FakeDevice device(16 << 20);
+  auto engine = MakeEngine(device);
+  const absl::Status status = RunNoise(*engine, Bs3hd(5, DType::kFloat16)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(ErrorField(status), "spec.dtype");
+  EXPECT_EQ(PlanOf(*engine, Bs3hd(5, DType::kFloat16))->support, status);
+}
+
+TEST(EngineDevice, WhatItRefusesRunsOnTheFallback) {
+  FakeDevice device(16 << 20);
+  auto engine = MakeEngine(device, true);
+  EXPECT_EQ(PlanOf(*engine, Bs3hd(5, DType::kFloat16))->backend, "cpu");
+  const auto half = RunNoise(*engine, Bs3hd(5, DType::kFloat16));
+  ASSERT_TRUE(half.ok()) << half.status();
+  EXPECT_EQ(half->report.backend, "cpu");
+  EXPECT_EQ(half->report.engine, "tiled");
+  EXPECT_EQ(RunNoise(*engine, Bs3hd(5))->report.backend, "fake");
+  EXPECT_EQ(PlanOf(*engine, Bs3hd(5))->backend, "fake");
+}
+
+TEST(EngineDevice, TheDevicePoolIsACapToo) {
+  FakeDevice device(8192);
+  auto engine = MakeEngine(device);
+  for (const absl::Status& status :
+       {RunNoise(*engine, Bs3hd(100)).status(), PlanOf(*engine, Bs3hd(100))->support}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_NE(status.message().find("--device-pool"), std::string::npos) << status;
+  }
+  EXPECT_TRUE(RunNoise(*engine, Bs3hd(4)).ok());
+  EXPECT_EQ(engine->host_pool().stats().in_use_bytes, 0);
+}
+
+TEST(EngineDevice, AFailureOfTheDeviceIsTheRequestsAnswer) {
+  FakeDevice device(16 << 20);
+  auto engine = MakeEngine(device);
+  device.failure = absl::InternalError("the GPU failed: broken");
+  EXPECT_EQ(RunNoise(*engine, Bs3hd(5)).status(), device.failure);
+  device.failure = absl::OkStatus();
+  EXPECT_TRUE(RunNoise(*engine, Bs3hd(5)).ok());
+}
+
+TEST(EngineDevice, ADrainAnswersWhatWaitsForAPlan) {
+  FakeDevice device(16 << 20);
+  auto engine = MakeEngine(device);
+  std::promise<void> building, release;
+  device.before_build = [&] {
+    building.set_value();
+    release.get_future().wait();
+  };
+  std::atomic<int> answers = 0;
+  std::atomic<int> unavailable = 0;
+  auto count = [&](const absl::Status& status) {
+    ++answers;
+    unavailable += absl::IsUnavailable(status);
+  };
+  engine->Prepare(*engine->Check(Bs3hd(6)), true, {},
+                  [&](absl::StatusOr<PreparedForward> p) { count(p.status()); });
+  building.get_future().wait();
+  engine->Prepare(*engine->Check(Bs3hd(7)), true, {},
+                  [&](absl::StatusOr<PreparedForward> p) { count(p.status()); });
+  engine->Plan(Bs3hd(8), [&](absl::StatusOr<PlanReport> r) { count(r.status()); });
+  engine->Drain(absl::Now() + absl::Seconds(5));
+  EXPECT_EQ(answers, 2);
+  engine->Plan(Bs3hd(9), [&](absl::StatusOr<PlanReport> r) { count(r.status()); });
+  EXPECT_EQ(answers, 3);
+  EXPECT_EQ(unavailable, 3);
+  release.set_value();
+  engine.reset();
+  EXPECT_EQ(answers, 4);
+}
+
+}  // namespace
+}  // namespace attnd

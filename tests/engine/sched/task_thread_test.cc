@@ -1,0 +1,73 @@
+#include "engine/sched/task_thread.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+
+#include "engine/core/status.h"
+
+namespace attnd {
+namespace {
+
+TEST(TaskThread, RunsTasksInOrderOnItsOwnThread) {
+  std::vector<int> order;
+  std::promise<void> done;
+  TaskThread thread(10);
+  for (int i = 0; i < 5; ++i) {
+    thread.Post([&, i](const absl::Status& go) {
+      EXPECT_TRUE(go.ok());
+      order.push_back(i);
+      if (i == 4) done.set_value();
+    });
+  }
+  done.get_future().wait();
+  EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3, 4}));
+}
+
+TEST(TaskThread, RefusesMoreThanItMayHold) {
+  std::promise<void> running, release;
+  TaskThread thread(1);
+  thread.Post([&](const absl::Status&) {
+    running.set_value();
+    release.get_future().wait();
+  });
+  running.get_future().wait();
+  std::atomic<int> waited = 0;
+  thread.Post([&](const absl::Status& go) { waited += go.ok(); });
+  absl::Status refused;
+  thread.Post([&](const absl::Status& go) { refused = go; });
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(ErrorRetryAfter(refused).has_value());
+  std::promise<void> last;
+  release.set_value();
+  while (waited == 0) std::this_thread::yield();
+  thread.Post([&](const absl::Status&) { last.set_value(); });
+  last.get_future().wait();
+}
+
+TEST(TaskThread, CallsEveryTaskOnceWhenItCloses) {
+  std::atomic<int> ran = 0, refused = 0;
+  {
+    std::promise<void> running, release;
+    TaskThread thread(10);
+    thread.Post([&](const absl::Status&) {
+      running.set_value();
+      release.get_future().wait();
+      ++ran;
+    });
+    running.get_future().wait();
+    auto count = [&](const absl::Status& go) { refused += absl::IsUnavailable(go); };
+    thread.Post(count);
+    thread.Post(count);
+    thread.Close();
+    EXPECT_EQ(refused, 2);
+    thread.Post(count);
+    EXPECT_EQ(refused, 3);
+    release.set_value();
+  }
+  EXPECT_EQ(ran, 1);
+}
+
+}  // namespace
+}  // namespace attnd
