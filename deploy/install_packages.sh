@@ -15,6 +15,8 @@ packages=(
   nlohmann-json3-dev libtomlplusplus-dev protobuf-compiler protobuf-compiler-grpc
   # The CPU backend; oneDNN's CMake files insist on OpenCL.
   libdnnl-dev libhwy-dev ocl-icd-opencl-dev
+  # The bundle
+  binutils patchelf xz-utils
   # Tests
   libbenchmark-dev libgmock-dev libgtest-dev
 )

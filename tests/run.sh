@@ -131,6 +131,7 @@ check "layers self-test" .ci/check_layers --self-test
 check "layers" .ci/check_layers
 check "installed Python client" import_python_client
 check "buf lint" "$ATTND_BUILD/venv/bin/buf" lint proto
+check "hadolint" "$ATTND_BUILD/venv/bin/hadolint" Dockerfile
 for preset in "${presets[@]}"; do
   if phase "build $preset" quietly "$logs/build-$preset.log" build_preset "$preset"; then
     run_ctest "$preset"
