@@ -13,8 +13,8 @@ packages=(
   # The server and its clients
   grpc-proto libabsl-dev libcli11-dev libgrpc++-dev libprotobuf-dev libspdlog-dev
   nlohmann-json3-dev libtomlplusplus-dev protobuf-compiler protobuf-compiler-grpc
-  # The CPU backend; oneDNN's CMake files insist on OpenCL.
-  libdnnl-dev libhwy-dev ocl-icd-opencl-dev
+  # The CPU backend
+  libhwy-dev
   # The bundle
   binutils patchelf xz-utils
   # Tests

@@ -2,7 +2,7 @@
 // interface, so that one conformance suite runs on both.
 //
 // Both compute FLOAT32, FLOAT16 and BFLOAT16 with plain softmax, any strides, THD, paged K and V,
-// GQA, causal masks, windows and soft cap. CheckSupport refuses FP8, bias, sinks and dropout.
+// GQA, causal masks, windows and soft cap. BuildPlan refuses FP8, bias, sinks and dropout.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,6 @@
 #include "engine/cpu/head_rows.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "engine/cpu/row_kernels.h"
@@ -70,17 +71,35 @@ HeadRows ValueRows(const AttentionProblem& problem, const ForwardBuffers& buffer
   return rows;
 }
 
-void GatherRows(const HeadRows& rows, int64_t first, int64_t count, float* dst) {
-  for (int64_t j = 0; j < count; ++j, dst += rows.cols) {
-    const std::byte* row = RowStart(rows, first + j);
-    if (rows.dim_stride == 1) {
-      ToFloat(rows.dtype, row, rows.cols, dst);
-      continue;
-    }
-    for (int64_t c = 0; c < rows.cols; ++c) {
-      dst[c] = LoadElement(rows.dtype, row, c * rows.dim_stride);
-    }
+void GatherRows(const HeadRows& rows, int64_t first, int64_t count, float* dst,
+                int64_t dst_stride) {
+  for (int64_t j = 0; j < count && dst_stride > rows.cols; ++j) {
+    std::fill(dst + j * dst_stride + rows.cols, dst + (j + 1) * dst_stride, 0.0f);
   }
+  if (rows.dim_stride != 1) {
+    for (int64_t j = 0; j < count; ++j) {
+      const std::byte* row = RowStart(rows, first + j);
+      for (int64_t c = 0; c < rows.cols; ++c) {
+        dst[j * dst_stride + c] = LoadElement(rows.dtype, row, c * rows.dim_stride);
+      }
+    }
+    return;
+  }
+  for (int64_t j = 0; j < count;) {  // Page by page.
+    const int64_t run = rows.pages == nullptr
+                            ? count
+                            : std::min(count - j, rows.page_size - (first + j) % rows.page_size);
+    ToFloat({rows.dtype, RowStart(rows, first + j), rows.seq_stride, run, rows.cols,
+             dst + j * dst_stride, dst_stride});
+    j += run;
+  }
+}
+
+const float* FloatsInPlace(const HeadRows& rows, int64_t first) {
+  const bool is_float = rows.dtype == DType::kFloat32 && rows.dim_stride == 1 &&
+                        reinterpret_cast<uintptr_t>(rows.base) % alignof(float) == 0;
+  if (!is_float || rows.pages != nullptr) return nullptr;
+  return reinterpret_cast<const float*>(RowStart(rows, first));
 }
 
 bool AllRowsFinite(const HeadRows& rows, int64_t first, int64_t count) {
@@ -91,16 +110,6 @@ bool AllRowsFinite(const HeadRows& rows, int64_t first, int64_t count) {
     }
   }
   return true;
-}
-
-FloatMatrix ReadRows(const HeadRows& rows, int64_t first, int64_t count, float* scratch) {
-  // oneDNN wants rows that do not overlap.
-  const bool in_place = rows.dtype == DType::kFloat32 && rows.dim_stride == 1 &&
-                        rows.pages == nullptr && rows.seq_stride >= rows.cols &&
-                        reinterpret_cast<uintptr_t>(rows.base) % alignof(float) == 0;
-  if (in_place) return {reinterpret_cast<const float*>(RowStart(rows, first)), rows.seq_stride};
-  GatherRows(rows, first, count, scratch);
-  return {scratch, rows.cols};
 }
 
 }  // namespace attnd

@@ -9,12 +9,6 @@
 
 namespace attnd {
 
-// Row-major float32; `ld` is the distance of its rows.
-struct FloatMatrix {
-  const float* data = nullptr;
-  int64_t ld = 0;
-};
-
 // [rows, cols] elements of `dtype`. Row j starts seq_stride * j elements after base; where `pages`
 // is set, at row j % page_size of page pages[j / page_size].
 struct HeadRows {
@@ -36,14 +30,14 @@ HeadRows KeyRows(const AttentionProblem& problem, const ForwardBuffers& buffers,
 HeadRows ValueRows(const AttentionProblem& problem, const ForwardBuffers& buffers, int64_t i,
                    int64_t n);
 
-// Copies rows first .. first + count - 1 to dst [count, cols] as float32.
-void GatherRows(const HeadRows& rows, int64_t first, int64_t count, float* dst);
+// Copies rows first .. first + count - 1 to dst as float32, rows dst_stride apart, with zeros
+// between them where that is more than cols.
+void GatherRows(const HeadRows& rows, int64_t first, int64_t count, float* dst, int64_t dst_stride);
+
+// Row `first` where rows are contiguous float32 at distances of seq_stride, else null.
+const float* FloatsInPlace(const HeadRows& rows, int64_t first);
 
 // Whether none of these elements is infinite or NaN. Slow: for what should not happen.
 bool AllRowsFinite(const HeadRows& rows, int64_t first, int64_t count);
-
-// The same rows without a copy where they are float32 at regular distances, else gathered to
-// `scratch`, which has room for count * cols floats.
-FloatMatrix ReadRows(const HeadRows& rows, int64_t first, int64_t count, float* scratch);
 
 }  // namespace attnd

@@ -79,6 +79,8 @@ HWY_INLINE void ForVectors(int64_t n, int64_t lanes, const Step& step, const Tai
   if (k < n) tail(k, static_cast<size_t>(n - k));
 }
 
+constexpr int64_t kPrefetchRows = 12;
+constexpr int64_t kCacheLine = 64;
 constexpr size_t kMaxLanes = HWY_MAX_BYTES / sizeof(float);
 
 template <typename Convert>
@@ -123,9 +125,15 @@ HWY_INLINE void Narrow(const float* src, float factor, int64_t n, uint16_t* dst,
       });
 }
 
-void ToFloat(DType dtype, const void* src, int64_t n, float* dst) {
+void WidenRow(DType dtype, const void* src, int64_t n, float* dst) {
   if (dtype == DType::kFloat32) {
-    std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(float));
+    const FloatTag df;
+    const auto* floats = static_cast<const float*>(src);
+    ForVectors(
+        n, static_cast<int64_t>(hn::Lanes(df)),
+        [&](int64_t k) HWY_ATTR { hn::StoreU(hn::LoadU(df, floats + k), df, dst + k); },
+        [&](int64_t k, size_t count)
+            HWY_ATTR { std::memcpy(dst + k, floats + k, count * sizeof(float)); });
     return;
   }
   const auto* halves = static_cast<const uint16_t*>(src);
@@ -133,6 +141,19 @@ void ToFloat(DType dtype, const void* src, int64_t n, float* dst) {
     Widen(halves, n, dst, [](BitsVec bits) HWY_ATTR { return FromBFloat16(bits); });
   } else {
     Widen(halves, n, dst, [](BitsVec bits) HWY_ATTR { return FromFloat16(bits); });
+  }
+}
+
+// Rows of one head are often far apart, where the processor does not see them coming.
+void WidenRows(const RowsToFloat& r) {
+  const int64_t size = SizeOf(r.dtype);
+  for (int64_t j = 0; j < r.rows; ++j) {
+    const std::byte* row = r.src + j * r.src_stride * size;
+    if (j + kPrefetchRows < r.rows) {
+      const std::byte* later = row + kPrefetchRows * r.src_stride * size;
+      for (int64_t k = 0; k < r.cols * size; k += kCacheLine) __builtin_prefetch(later + k);
+    }
+    WidenRow(r.dtype, row, r.cols, r.dst + j * r.dst_stride);
   }
 }
 
@@ -182,13 +203,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace attnd {
 
-HWY_EXPORT(ToFloat);
+HWY_EXPORT(WidenRows);
 HWY_EXPORT(FromScaledFloat);
 HWY_EXPORT(AllFinite);
 
-void ToFloat(DType dtype, const void* src, int64_t n, float* dst) {
-  HWY_DYNAMIC_DISPATCH(ToFloat)(dtype, src, n, dst);
-}
+void ToFloat(const RowsToFloat& rows) { HWY_DYNAMIC_DISPATCH(WidenRows)(rows); }
 
 void FromScaledFloat(const float* src, float factor, int64_t n, DType dtype, void* dst) {
   HWY_DYNAMIC_DISPATCH(FromScaledFloat)(src, factor, n, dtype, dst);

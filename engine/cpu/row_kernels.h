@@ -2,15 +2,24 @@
 // infinity. Vectorised with Highway, which picks the instruction set when the program runs.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "engine/core/dtype.h"
 
 namespace attnd {
 
-// dst[k] = src[k] as float32, for n contiguous elements of FLOAT32, FLOAT16 or BFLOAT16. `src` may
-// have any alignment.
-void ToFloat(DType dtype, const void* src, int64_t n, float* dst);
+// Rows of contiguous FLOAT32, FLOAT16 or BFLOAT16 to become float32. src may have any alignment.
+struct RowsToFloat {
+  DType dtype = DType::kUnspecified;
+  const std::byte* src = nullptr;
+  int64_t src_stride = 0;  // Elements from one row to the next.
+  int64_t rows = 0;
+  int64_t cols = 0;
+  float* dst = nullptr;
+  int64_t dst_stride = 0;
+};
+void ToFloat(const RowsToFloat& rows);
 
 // dst[k] = src[k] * factor, rounded to nearest even. `dst` may have any alignment.
 void FromScaledFloat(const float* src, float factor, int64_t n, DType dtype, void* dst);

@@ -1,8 +1,9 @@
 #include "engine/cpu/softmax_kernels.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
+
+#include "engine/cpu/panel_product.h"
 
 // foreach_target.h comes first, and includes this file once per target.
 // clang-format off
@@ -19,7 +20,7 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-using Tag = hn::ScalableTag<float>;
+using Tag = hn::CappedTag<float, kLaneGroup>;
 using Vec = hn::Vec<Tag>;
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -30,7 +31,10 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 HWY_INLINE Vec ExpOfNonPositive(Vec x) {
   const Tag d;
   const hn::Rebind<int32_t, Tag> di;
-  const Vec k = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504f)));
+  // Past 2^23 floats are integers: the sum is rounded to one, and its low bits are k + 127.
+  const Vec to_integer = hn::Set(d, 12582912.0f + 127.0f);
+  const Vec biased = hn::MulAdd(x, hn::Set(d, 1.44269504f), to_integer);
+  const Vec k = hn::Sub(biased, to_integer);
   Vec r = hn::NegMulAdd(k, hn::Set(d, 0.693145751953125f), x);
   r = hn::NegMulAdd(k, hn::Set(d, 1.428606765330187e-6f), r);
   Vec p = hn::MulAdd(r, hn::Set(d, 0.0013814467f), hn::Set(d, 0.0083687808f));
@@ -39,129 +43,172 @@ HWY_INLINE Vec ExpOfNonPositive(Vec x) {
   p = hn::MulAdd(p, r, hn::Set(d, 0.4999999404f));
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, k), hn::Set(di, 127)));
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, biased));
   const Vec e = hn::Mul(p, hn::BitCast(d, exponent));
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.3f)), e);
 }
 
-// The first `count` floats at p; `fill` in the other lanes.
-HWY_INLINE Vec LoadFirst(const float* p, size_t count, Vec fill) {
-  const Tag d;
-  return hn::IfThenElse(hn::FirstN(d, count), hn::LoadU(d, p), fill);
-}
+// One vector of lanes of a block.
+class LaneSoftmax {
+ public:
+  HWY_INLINE LaneSoftmax(const SoftmaxBlock& block, int64_t lane)
+      : b_(block), lane_(lane), s_(block.logits + lane) {}
 
-// Applies the soft cap to n logits in place. tanh is Highway's; it does not keep NaN.
-void CapRow(float* s, int64_t n, float scale, float cap) {
-  const Tag d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const Vec to_cap = hn::Set(d, scale / cap);
-  const Vec cap_vec = hn::Set(d, cap);
-  for (int64_t j = 0; j < n; j += lanes) {
-    const auto count = static_cast<size_t>(std::min(lanes, n - j));
-    const Vec x = hn::Mul(LoadFirst(s + j, count, hn::Zero(d)), to_cap);
-    const Vec capped = hn::Mul(cap_vec, hn::Tanh(d, x));
-    hn::BlendedStore(hn::IfThenElse(hn::IsNaN(x), x, capped), hn::FirstN(d, count), d, s + j);
-  }
-}
+  HWY_INLINE void Run() {
+    const Tag d;
+    ReadVisibleRows();
+    scale_ = hn::Set(d, b_.scale);
+    if (b_.softcap != 0) Cap();
+    const Vec lowest = hn::Set(d, kMinusInfinity);
+    const Vec old_m = hn::LoadU(d, b_.m + lane_);
+    Vec m = Max<true>(0, b_.seen_by_all.first, lowest);
+    m = Max<false>(b_.seen_by_all.first, b_.seen_by_all.last, m);
+    m = Max<true>(b_.seen_by_all.last, b_.keys, m);
+    m = hn::Max(m, old_m);  // In this order a NaN of before stays.
+    // Where nothing was seen but logits of -inf, the differences below are to be -inf, not NaN.
+    m_ = hn::IfThenZeroElse(hn::Eq(m, lowest), m);
+    const Vec factor = ExpOfNonPositive(hn::Sub(old_m, m_));
 
-// max(scale * s_j); a NaN may be left out.
-float MaxOfRow(const float* s, int64_t n, float scale) {
-  const Tag d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const Vec scale_vec = hn::Set(d, scale);
-  const Vec lowest = hn::Set(d, kMinusInfinity);
-  Vec max0 = lowest, max1 = lowest, max2 = lowest, max3 = lowest;
-  int64_t j = 0;
-  for (; j + 4 * lanes <= n; j += 4 * lanes) {
-    max0 = hn::Max(max0, hn::Mul(hn::LoadU(d, s + j), scale_vec));
-    max1 = hn::Max(max1, hn::Mul(hn::LoadU(d, s + j + lanes), scale_vec));
-    max2 = hn::Max(max2, hn::Mul(hn::LoadU(d, s + j + 2 * lanes), scale_vec));
-    max3 = hn::Max(max3, hn::Mul(hn::LoadU(d, s + j + 3 * lanes), scale_vec));
+    Vec sum = Exp<true>(0, b_.seen_by_all.first, hn::Zero(d));
+    sum = Exp<false>(b_.seen_by_all.first, b_.seen_by_all.last, sum);
+    sum = Exp<true>(b_.seen_by_all.last, b_.keys, sum);
+    const Vec l = hn::MulAdd(hn::LoadU(d, b_.l + lane_), factor, sum);
+    hn::StoreU(l, d, b_.l + lane_);
+    hn::StoreU(hn::IfThenElse(hn::IsNaN(l), l, m), d, b_.m + lane_);
+    ScaleAcc(hn::IfThenElse(hn::Eq(old_m, lowest), hn::Set(d, 1.0f), factor));
   }
-  for (; j < n; j += lanes) {
-    const auto count = static_cast<size_t>(std::min(lanes, n - j));
-    const Vec x = hn::Mul(hn::LoadU(d, s + j), scale_vec);
-    max0 = hn::Max(max0, hn::IfThenElse(hn::FirstN(d, count), x, lowest));
-  }
-  const Vec max = hn::Max(hn::Max(max0, max1), hn::Max(max2, max3));
-  return hn::GetLane(hn::MaxOfLanes(d, max));
-}
 
-// s_j = exp(scale * s_j - m); returns their sum. The product is rounded before the difference, as
-// it was for m: fused, the largest logit's exponent would be the rounding error of m, not 0.
-float ExpOfRow(float* s, int64_t n, float scale, float m) {
-  const Tag d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const Vec scale_vec = hn::Set(d, scale);
-  const Vec m_vec = hn::Set(d, m);
-  Vec sum0 = hn::Zero(d), sum1 = hn::Zero(d);
-  int64_t j = 0;
-  for (; j + 2 * lanes <= n; j += 2 * lanes) {
-    const Vec e0 = ExpOfNonPositive(hn::Sub(hn::Mul(hn::LoadU(d, s + j), scale_vec), m_vec));
-    const Vec e1 =
-        ExpOfNonPositive(hn::Sub(hn::Mul(hn::LoadU(d, s + j + lanes), scale_vec), m_vec));
-    hn::StoreU(e0, d, s + j);
-    hn::StoreU(e1, d, s + j + lanes);
-    sum0 = hn::Add(sum0, e0);
-    sum1 = hn::Add(sum1, e1);
-  }
-  for (; j < n; j += lanes) {
-    const auto count = static_cast<size_t>(std::min(lanes, n - j));
-    const auto mask = hn::FirstN(d, count);
-    const Vec x = hn::Sub(hn::Mul(hn::LoadU(d, s + j), scale_vec), m_vec);
-    const Vec e = hn::IfThenElseZero(mask, ExpOfNonPositive(x));
-    hn::BlendedStore(e, mask, d, s + j);
-    sum0 = hn::Add(sum0, e);
-  }
-  return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
-}
-
-void ScaleRow(float* x, int64_t n, float factor) {
-  const Tag d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const Vec factor_vec = hn::Set(d, factor);
-  int64_t j = 0;
-  for (; j + lanes <= n; j += lanes) {
-    hn::StoreU(hn::Mul(hn::LoadU(d, x + j), factor_vec), d, x + j);
-  }
-  for (; j < n; ++j) x[j] *= factor;
-}
-
-void SoftmaxRow(const SoftmaxBlock& b, int64_t row) {
-  float* s = b.logits + row * b.ld;
-  // Visible columns.
-  const int64_t first = std::clamp<int64_t>(b.visible[row].first - b.first_key, 0, b.keys);
-  const int64_t last = std::clamp<int64_t>(b.visible[row].last - b.first_key, first, b.keys);
-  const int64_t n = last - first;
-  float scale = b.scale;
-  if (b.softcap != 0) {
-    CapRow(s + first, n, scale, b.softcap);
-    scale = 1;
-  }
-  float m = std::max(MaxOfRow(s + first, n, scale), b.m[row]);
-  if (m == kMinusInfinity) {
-    // No key seen, or only logits of -inf; but a NaN among them must come out.
-    const auto is_nan = [scale](float x) { return std::isnan(x * scale); };
-    if (std::none_of(s + first, s + last, is_nan)) {
-      std::fill(s, s + b.keys, 0.0f);
-      return;
+ private:
+  // Each lane's rows first_ <= row < last_, as floats: a block is far smaller than 2^24 keys.
+  HWY_INLINE void ReadVisibleRows() {
+    const Tag d;
+    float first[kLaneGroup] = {};
+    float last[kLaneGroup] = {};
+    if (b_.seen_by_all.first > 0 || b_.seen_by_all.last < b_.keys) {
+      for (size_t v = 0; v < hn::Lanes(d); ++v) {
+        const KeyRange& keys = b_.visible[static_cast<size_t>(lane_) + v];
+        first[v] = static_cast<float>(std::clamp<int64_t>(keys.first - b_.first_key, 0, b_.keys));
+        last[v] = static_cast<float>(std::clamp<int64_t>(keys.last - b_.first_key, 0, b_.keys));
+      }
     }
-    m = std::numeric_limits<float>::quiet_NaN();
+    first_ = hn::LoadU(d, first);
+    last_ = hn::LoadU(d, last);
   }
-  std::fill(s, s + first, 0.0f);
-  std::fill(s + last, s + b.keys, 0.0f);
-  const float sum = ExpOfRow(s + first, n, scale, m);
-  if (b.m[row] != kMinusInfinity && b.m[row] != m) {
-    const float factor = std::exp(b.m[row] - m);
-    ScaleRow(b.acc + row * b.d_v, b.d_v, factor);
-    b.l[row] *= factor;
+
+  HWY_INLINE hn::Mask<Tag> IsVisible(int64_t row) const {
+    const Vec r = hn::Set(Tag(), static_cast<float>(row));
+    return hn::And(hn::Ge(r, first_), hn::Lt(r, last_));
   }
-  b.l[row] += sum;
-  b.m[row] = m;
+
+  // tanh is Highway's; it does not keep NaN.
+  HWY_INLINE void Cap() {
+    const Tag d;
+    const Vec to_cap = hn::Set(d, b_.scale / b_.softcap);
+    const Vec cap = hn::Set(d, b_.softcap);
+    for (int64_t row = 0; row < b_.keys; ++row) {
+      const Vec x = hn::Mul(hn::LoadU(d, s_ + row * kPanelRows), to_cap);
+      const Vec capped = hn::Mul(cap, hn::Tanh(d, x));
+      hn::StoreU(hn::IfThenElse(hn::IsNaN(x), x, capped), d, s_ + row * kPanelRows);
+    }
+    scale_ = hn::Set(d, 1.0f);
+  }
+
+  HWY_INLINE Vec Scaled(int64_t row) const {
+    return hn::Mul(hn::LoadU(Tag(), s_ + row * kPanelRows), scale_);
+  }
+
+  template <bool kMasked>
+  HWY_INLINE Vec VisibleOrLowest(int64_t row) const {
+    if (!kMasked) return Scaled(row);
+    return hn::IfThenElse(IsVisible(row), Scaled(row), hn::Set(Tag(), kMinusInfinity));
+  }
+
+  // The largest of `max` and of the visible logits in rows first .. last - 1; a NaN may be left
+  // out.
+  template <bool kMasked>
+  HWY_INLINE Vec Max(int64_t first, int64_t last, Vec max) const {
+    Vec max1 = max, max2 = max, max3 = max;
+    int64_t row = first;
+    for (; row + 4 <= last; row += 4) {
+      max = hn::Max(VisibleOrLowest<kMasked>(row), max);
+      max1 = hn::Max(VisibleOrLowest<kMasked>(row + 1), max1);
+      max2 = hn::Max(VisibleOrLowest<kMasked>(row + 2), max2);
+      max3 = hn::Max(VisibleOrLowest<kMasked>(row + 3), max3);
+    }
+    for (; row < last; ++row) max = hn::Max(VisibleOrLowest<kMasked>(row), max);
+    return hn::Max(hn::Max(max, max1), hn::Max(max2, max3));
+  }
+
+  // The product is rounded before the difference, as it was for m: fused, the largest logit's
+  // exponent would be the rounding error of m, not 0.
+  template <bool kMasked>
+  HWY_INLINE Vec Probability(int64_t row) const {
+    const Vec e = ExpOfNonPositive(hn::Sub(Scaled(row), m_));
+    return kMasked ? hn::IfThenElseZero(IsVisible(row), e) : e;
+  }
+
+  // Rows first .. last - 1 become probabilities; returns sum + their sum.
+  template <bool kMasked>
+  HWY_INLINE Vec Exp(int64_t first, int64_t last, Vec sum) const {
+    const Tag d;
+    Vec sum1 = hn::Zero(d);
+    int64_t row = first;
+    for (; row + 2 <= last; row += 2) {
+      const Vec e0 = Probability<kMasked>(row);
+      const Vec e1 = Probability<kMasked>(row + 1);
+      hn::StoreU(e0, d, s_ + row * kPanelRows);
+      hn::StoreU(e1, d, s_ + (row + 1) * kPanelRows);
+      sum = hn::Add(sum, e0);
+      sum1 = hn::Add(sum1, e1);
+    }
+    for (; row < last; ++row) {
+      const Vec e = Probability<kMasked>(row);
+      hn::StoreU(e, d, s_ + row * kPanelRows);
+      sum = hn::Add(sum, e);
+    }
+    return hn::Add(sum, sum1);
+  }
+
+  HWY_INLINE void ScaleAcc(Vec factor) const {
+    const Tag d;
+    if (hn::AllTrue(d, hn::Eq(factor, hn::Set(d, 1.0f)))) return;
+    float* acc = b_.acc + lane_;
+    for (int64_t c = 0; c < b_.d_v; ++c, acc += kPanelRows) {
+      hn::StoreU(hn::Mul(hn::LoadU(d, acc), factor), d, acc);
+    }
+  }
+
+  const SoftmaxBlock& b_;
+  const int64_t lane_;
+  float* const s_;
+  Vec first_, last_;
+  Vec scale_;
+  Vec m_;
+};
+
+void LogSumExp(const float* m, const float* l, int64_t n, float* lse) {
+  const Tag d;
+  const Vec lowest = hn::Set(d, kMinusInfinity);
+  float in[2][kLaneGroup];
+  float out[kLaneGroup];
+  for (int64_t r = 0; r < n; r += static_cast<int64_t>(hn::Lanes(d))) {
+    const int64_t count = std::min(static_cast<int64_t>(hn::Lanes(d)), n - r);
+    std::fill(in[0], in[0] + kLaneGroup, 0.0f);
+    std::fill(in[1], in[1] + kLaneGroup, 1.0f);
+    std::copy_n(m + r, count, in[0]);
+    std::copy_n(l + r, count, in[1]);
+    const Vec max = hn::LoadU(d, in[0]);
+    const Vec sum = hn::LoadU(d, in[1]);
+    // Highway's Log does not keep NaN.
+    const Vec log = hn::IfThenElse(hn::IsNaN(sum), sum, hn::Log(d, sum));
+    hn::StoreU(hn::IfThenElse(hn::Eq(max, lowest), lowest, hn::Add(max, log)), d, out);
+    std::copy_n(out, count, lse + r);
+  }
 }
 
 void OnlineSoftmax(const SoftmaxBlock& block) {
-  for (int64_t row = 0; row < block.rows; ++row) SoftmaxRow(block, row);
+  const auto lanes = static_cast<int64_t>(hn::Lanes(Tag()));
+  for (int64_t lane = 0; lane < kLaneGroup; lane += lanes) LaneSoftmax(block, lane).Run();
 }
 
 }  // namespace HWY_NAMESPACE
@@ -172,8 +219,13 @@ HWY_AFTER_NAMESPACE();
 namespace attnd {
 
 HWY_EXPORT(OnlineSoftmax);
+HWY_EXPORT(LogSumExp);
 
 void OnlineSoftmax(const SoftmaxBlock& block) { HWY_DYNAMIC_DISPATCH(OnlineSoftmax)(block); }
+
+void LogSumExp(const float* m, const float* l, int64_t n, float* lse) {
+  HWY_DYNAMIC_DISPATCH(LogSumExp)(m, l, n, lse);
+}
 
 }  // namespace attnd
 #endif  // HWY_ONCE

@@ -1,4 +1,4 @@
-// One step of online softmax over a block of logits, vectorised with Highway.
+// One step of online softmax over a panel's logits, vectorised with Highway.
 #pragma once
 
 #include <cstdint>
@@ -7,30 +7,33 @@
 
 namespace attnd {
 
-// `rows` query rows against `keys` consecutive keys of one sequence. All matrices are row-major.
+// One group of kLaneGroup query rows of a panel (panel_product.h) against `keys` consecutive keys.
+// Pointers to matrices point at the group's first lane; their rows are kPanelRows apart.
 struct SoftmaxBlock {
-  int64_t rows = 0;
   int64_t keys = 0;
-  int64_t first_key = 0;              // Column 0's key.
-  const KeyRange* visible = nullptr;  // [rows], in keys of the sequence.
+  float* logits = nullptr;  // [keys, lanes]: q . k going in, probabilities coming out.
   float scale = 1;
   float softcap = 0;  // 0: none.
+  // Rows of logits that every lane sees. Of the others each lane sees what `visible` says: [lanes],
+  // in keys of the sequence, of which first_key is row 0. Not read where all lanes see all keys.
+  KeyRange seen_by_all;
+  const KeyRange* visible = nullptr;
+  int64_t first_key = 0;
 
-  float* logits =
-      nullptr;  // [rows, keys], rows `ld` apart: q . k going in, probabilities coming out.
-  int64_t ld = 0;
-  // State of each row over the keys so far: maximum (-inf at first), sum of exp(s - m) (0 at
-  // first), and the unnormalised output [rows, d_v], contiguous (0 at first).
+  // State of each lane over the keys so far: maximum (-inf at first), sum of exp(s - m) (0 at
+  // first), and the unnormalised output [d_v, lanes] (0 at first).
   float* m = nullptr;
   float* l = nullptr;
   float* acc = nullptr;
   int64_t d_v = 0;
 };
 
-// s = cap(scale * logit); m' = max(m, s over the visible columns); logits = exp(s - m') where
-// visible, else 0; l = l * exp(m - m') + their sum; acc *= exp(m - m'). Adding logits * V to acc is
-// the caller's. Rows whose m' is -inf get zeros and stay as they are. A visible NaN makes l NaN.
-// At least one vector of floats past the end of `logits` must be addressable.
+// s = cap(scale * logit); m' = max(m, s over the visible keys); logits = exp(s - m') where visible,
+// else 0; l = l * exp(m - m') + their sum; acc *= exp(m - m'). Adding V * logits to acc is the
+// caller's. Lanes whose m' is -inf get zeros and stay as they are. A visible NaN makes m and l NaN.
 void OnlineSoftmax(const SoftmaxBlock& block);
+
+// lse[r] = m[r] + log(l[r]) for r < n; -inf where m[r] is. l[r] >= 1 or NaN elsewhere.
+void LogSumExp(const float* m, const float* l, int64_t n, float* lse);
 
 }  // namespace attnd

@@ -1,7 +1,5 @@
 #include "engine/cpu/thread_team.h"
 
-#include <omp.h>
-
 #include <algorithm>
 
 namespace attnd {
@@ -21,12 +19,13 @@ ThreadTeam::~ThreadTeam() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-void ThreadTeam::ParallelFor(int64_t n, Task fn) {
+void ThreadTeam::ParallelFor(int64_t n, int max_threads, Task fn) {
   if (n <= 0) return;
+  const auto workers = static_cast<int>(
+      std::min<int64_t>({n - 1, int64_t{max_threads} - 1, static_cast<int64_t>(workers_.size())}));
   std::lock_guard<std::mutex> call(call_mutex_);
-  omp_set_num_threads(1);  // A variable of the calling thread.
   next_task_.store(0, std::memory_order_relaxed);
-  if (n == 1 || workers_.empty()) {
+  if (workers <= 0) {
     TakeTasks(n, fn, 0);
     return;
   }
@@ -34,25 +33,28 @@ void ThreadTeam::ParallelFor(int64_t n, Task fn) {
     std::lock_guard<std::mutex> lock(mutex_);
     fn_ = &fn;
     num_tasks_ = n;
-    busy_ = static_cast<int>(workers_.size());
+    places_ = workers;
     ++generation_;
   }
-  start_.notify_all();
+  for (int t = 0; t < workers; ++t) start_.notify_one();
   TakeTasks(n, fn, 0);
+  // A worker that has not come yet is not waited for: on a busy machine that may take long.
   std::unique_lock<std::mutex> lock(mutex_);
+  places_ = 0;
   done_.wait(lock, [this] { return busy_ == 0; });
 }
 
 void ThreadTeam::Work(int thread) {
-  omp_set_num_threads(1);
   int64_t seen = 0;
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
-    start_.wait(lock, [&] { return stopping_ || generation_ != seen; });
+    start_.wait(lock, [&] { return stopping_ || (generation_ != seen && places_ > 0); });
     if (stopping_) return;
     seen = generation_;
     const Task fn = *fn_;
     const int64_t n = num_tasks_;
+    --places_;
+    ++busy_;
     lock.unlock();
     TakeTasks(n, fn, thread);
     lock.lock();

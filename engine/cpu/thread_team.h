@@ -31,8 +31,8 @@ class ThreadTeam {
 
   // Runs fn for each task once, in any order and on any thread, and returns when all are done. The
   // lower a task's number, the earlier it starts. What the tasks wrote is visible to the caller.
-  // oneDNN called from a task stays on its thread (OpenMP's thread count is 1 there, and stays so).
-  void ParallelFor(int64_t n, Task fn);
+  // At most max_threads take part, of which the caller is one: more are not woken.
+  void ParallelFor(int64_t n, int max_threads, Task fn);
 
  private:
   void Work(int thread);
@@ -46,7 +46,8 @@ class ThreadTeam {
   int64_t generation_ = 0;  // Calls so far.
   int64_t num_tasks_ = 0;
   const Task* fn_ = nullptr;
-  int busy_ = 0;  // Workers that have not finished this call.
+  int places_ = 0;  // Workers that may still join this call.
+  int busy_ = 0;    // Workers that take part in it.
   bool stopping_ = false;
   std::atomic<int64_t> next_task_{0};
 

@@ -5,12 +5,12 @@
 namespace attnd {
 namespace {
 
-constexpr int64_t kMaxTileRows = 2 * kBlockRows;  // K and V are read once for so many rows.
-constexpr int64_t kTargetTiles = 64;              // Enough to keep that many cores busy.
+constexpr int64_t kMinTileRows = 128;  // K and V are copied once for so many rows,
+constexpr int64_t kMaxTileRows = 512;  // or more where there are enough tiles.
+constexpr int64_t kTargetTiles = 32;   // Enough to keep that many cores busy.
 constexpr int64_t kMinChunkKeys = 512;
 constexpr int64_t kUnownedBlockRows = 64;
 constexpr int64_t kAlignFloats = 16;  // 64 bytes
-constexpr int64_t kPadFloats = 64;    // A vector of the widest machine.
 
 // For a >= 0, without overflow.
 int64_t CeilDiv(int64_t a, int64_t b) { return a == 0 ? 0 : (a - 1) / b + 1; }
@@ -41,15 +41,21 @@ class Carver {
 };
 
 TileScratch CarveScratch(Carver& carver, const AttentionProblem& problem, int64_t rows) {
+  const int64_t panels = NumPanels(rows);
+  const int64_t panel_rows = panels * kPanelRows;
+  const int64_t d_qk = problem.head_dim_qk;
+  const int64_t d_v = PaddedValueDim(problem.head_dim_v);
   TileScratch scratch;
-  scratch.logits = carver.Floats(std::min(rows, kBlockRows) * kTileKeys + kPadFloats);
-  scratch.acc = carver.Floats(rows * problem.head_dim_v);
-  scratch.m = carver.Floats(rows);
-  scratch.l = carver.Floats(rows);
-  scratch.q = carver.Floats(rows * problem.head_dim_qk);
-  scratch.k = carver.Floats(kTileKeys * problem.head_dim_qk);
-  scratch.v = carver.Floats(kTileKeys * problem.head_dim_v);
-  scratch.visible = reinterpret_cast<KeyRange*>(carver.Integers(2 * rows));
+  scratch.logits = carver.Floats((kTileKeys + kProductStep) * kPanelRows);
+  scratch.acc = carver.Floats(panel_rows * d_v);
+  scratch.m = carver.Floats(panel_rows);
+  scratch.l = carver.Floats(panel_rows);
+  scratch.q = carver.Floats(panel_rows * d_qk);
+  scratch.k = carver.Floats((kTileKeys + kProductStep) * d_qk);
+  scratch.v = carver.Floats(kTileKeys * d_v);
+  scratch.rows = carver.Floats(kPanelRows * std::max(d_qk, d_v));
+  scratch.visible = reinterpret_cast<KeyRange*>(carver.Integers(2 * panel_rows));
+  scratch.groups = reinterpret_cast<LaneGroup*>(carver.Integers(4 * panel_rows / kLaneGroup));
   return scratch;
 }
 
@@ -112,15 +118,13 @@ TilePlan::Cut TilePlan::CutSequence(const SequenceExtent& extent) const {
   const int64_t group = problem_.num_heads / problem_.num_kv_heads;
   Cut cut;
   if (extent.q_len == 0) return cut;
-  if (extent.q_len < kBlockRows) {
-    cut.heads_per_tile = std::min(group, kBlockRows / extent.q_len);
+  if (extent.q_len < kMinTileRows) {
+    cut.heads_per_tile = std::min(group, kMinTileRows / extent.q_len);
   }
   cut.head_tiles = CeilDiv(group, cut.heads_per_tile);
-  const int64_t blocks = CeilDiv(extent.q_len, kBlockRows);
   const int64_t heads = problem_.num_kv_heads * cut.head_tiles;
-  const int64_t blocks_per_tile =
-      std::clamp<int64_t>(heads * blocks / TargetTiles(), 1, kMaxTileRows / kBlockRows);
-  cut.rows_per_tile = std::min(extent.q_len, blocks_per_tile * kBlockRows);
+  const int64_t rows = RoundUp(heads * extent.q_len / TargetTiles(), kPanelRows);
+  cut.rows_per_tile = std::min(extent.q_len, std::clamp(rows, kMinTileRows, kMaxTileRows));
   cut.row_tiles = CeilDiv(extent.q_len, cut.rows_per_tile);
   const int64_t wanted = TargetTiles() / (heads * cut.row_tiles);
   cut.chunks =
@@ -128,10 +132,11 @@ TilePlan::Cut TilePlan::CutSequence(const SequenceExtent& extent) const {
   return cut;
 }
 
-// Chunks are made only up to TargetTiles() of a sequence, and of single blocks.
+// Chunks are made only up to TargetTiles() of a sequence, and only of the smallest tiles: larger
+// ones are made where there are enough.
 int64_t TilePlan::MaxPartialFloats() const {
   if (problem_.max_seqlen_kv <= kMinChunkKeys) return 0;
-  const int64_t rows = std::min(kBlockRows, max_tile_rows_);
+  const int64_t rows = std::min(kMinTileRows, max_tile_rows_);
   return problem_.batch * TargetTiles() * rows * (problem_.head_dim_v + 2);
 }
 
@@ -143,7 +148,8 @@ Tile TilePlan::TaskAt(int64_t task) const {
   const Cut cut = CutSequence(extent);
   const int64_t group = problem_.num_heads / problem_.num_kv_heads;
 
-  // Within the sequence: row tile, then KV head, head tile and chunk.
+  // Within the sequence: KV head, row tile, head tile and chunk. So tasks that follow each other
+  // find K and V in the cache.
   int64_t rest = task - first_task_[tile.sequence];
   const int64_t tile_number = rest / cut.chunks;
   tile.chunk = rest % cut.chunks;
@@ -151,8 +157,8 @@ Tile TilePlan::TaskAt(int64_t task) const {
   rest = tile_number;
   const int64_t head_tile = rest % cut.head_tiles;
   rest /= cut.head_tiles;
-  tile.kv_head = rest % problem_.num_kv_heads;
-  const int64_t row_tile = rest / problem_.num_kv_heads;
+  const int64_t row_tile = rest % cut.row_tiles;
+  tile.kv_head = rest / cut.row_tiles;
 
   tile.first_head = tile.kv_head * group + head_tile * cut.heads_per_tile;
   tile.num_heads = std::min(cut.heads_per_tile, group - head_tile * cut.heads_per_tile);

@@ -13,11 +13,11 @@
 #include <span>
 
 #include "engine/core/attention_problem.h"
+#include "engine/cpu/panel_product.h"
 
 namespace attnd {
 
-inline constexpr int64_t kTileKeys = 256;   // Keys of one product.
-inline constexpr int64_t kBlockRows = 256;  // Query rows of one product.
+inline constexpr int64_t kTileKeys = 128;  // Keys of one product.
 
 struct Tile {
   int64_t sequence = 0;
@@ -41,17 +41,29 @@ struct UnownedRows {
   int64_t num_rows = 0;
 };
 
-// One thread's scratch. `rows` below is TilePlan::max_tile_rows().
-struct TileScratch {
-  float* logits = nullptr;      // [min(rows, kBlockRows), kTileKeys], and a vector more
-  float* acc = nullptr;         // [rows, d_v]
-  float* m = nullptr;           // [rows]
-  float* l = nullptr;           // [rows]
-  float* q = nullptr;           // [rows, d_qk]
-  float* k = nullptr;           // [kTileKeys, d_qk]
-  float* v = nullptr;           // [kTileKeys, d_v]
-  KeyRange* visible = nullptr;  // [rows]
+// Keys that kLaneGroup rows see: any of them, and all of them.
+struct LaneGroup {
+  KeyRange seen_by_any;
+  KeyRange seen_by_all;
 };
+
+// One thread's scratch. Rows are those of panels (panel_product.h), `panels` is NumPanels of
+// TilePlan::max_tile_rows(), and d_v is PaddedValueDim.
+struct TileScratch {
+  float* logits = nullptr;      // [kTileKeys + kProductStep, kPanelRows]
+  float* acc = nullptr;         // [panels, d_v, kPanelRows]
+  float* m = nullptr;           // [panels, kPanelRows]
+  float* l = nullptr;           // [panels, kPanelRows]
+  float* q = nullptr;           // [panels, d_qk, kPanelRows]
+  float* k = nullptr;           // [kTileKeys + kProductStep, d_qk]
+  float* v = nullptr;           // [kTileKeys, d_v]
+  float* rows = nullptr;        // [kPanelRows, max(d_qk, d_v)]
+  KeyRange* visible = nullptr;  // [panels, kPanelRows]
+  LaneGroup* groups = nullptr;  // [panels, kPanelRows / kLaneGroup]
+};
+
+inline int64_t NumPanels(int64_t rows) { return RoundUp(rows, kPanelRows) / kPanelRows; }
+inline int64_t PaddedValueDim(int64_t d_v) { return RoundUp(d_v, kProductStep); }
 
 // The problem must outlive the plan. Const methods are thread-safe.
 class TilePlan {
@@ -66,8 +78,8 @@ class TilePlan {
   // the methods below.
   void Bind(std::span<std::byte> workspace);
 
-  // Tasks are the chunks of all tiles, from the last rows (the longest ones under a causal mask) to
-  // the first.
+  // Tasks are the chunks of all tiles: KV head by KV head, and of each from the last rows (the
+  // longest ones under a causal mask) to the first.
   int64_t num_tasks() const { return first_task_[problem_.batch]; }
   Tile TaskAt(int64_t task) const;
 

@@ -1,6 +1,6 @@
-// The fast CPU path: online softmax over tiles of keys, oneDNN products, Highway softmax, a thread
-// team. No s_q x s_kv matrix exists; tiles that the mask empties are skipped; float32 rows at
-// regular distances are read where they lie, everything else is gathered and widened tile by tile.
+// The fast CPU path: online softmax over tiles of keys, with Highway, on a thread team. No s_q x
+// s_kv matrix exists, and tiles that the mask empties are skipped. Each tile of K and V is copied,
+// widened to float32 and contiguous, once for many query rows.
 #pragma once
 
 #include <cstdint>

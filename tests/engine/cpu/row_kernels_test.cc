@@ -1,6 +1,6 @@
 // All 65536 values of both 16-bit types, and what lies between them, by the scalar conversions of
 // engine/core and by the vector ones of engine/cpu.
-#include "engine/core/dtype.h"
+#include "engine/cpu/row_kernels.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <limits>
 #include <vector>
 
-#include "engine/cpu/row_kernels.h"
+#include "engine/core/dtype.h"
 #include "tests/engine/cpu/simd_targets.h"
 
 namespace attnd {
@@ -96,7 +96,9 @@ TEST_P(HalfTypes, VectorsWidenLikeScalars) {
   for (size_t k = 0; k < halves.size(); ++k) halves[k] = static_cast<uint16_t>(k);
   testing::ForEachTarget([&] {
     std::vector<float> floats(halves.size());
-    ToFloat(f.dtype, halves.data(), static_cast<int64_t>(halves.size()), floats.data());
+    const auto size = static_cast<int64_t>(halves.size());
+    ToFloat(
+        {f.dtype, reinterpret_cast<const std::byte*>(halves.data()), 0, 1, size, floats.data(), 0});
     for (size_t k = 0; k < halves.size(); ++k) {
       const float expected = ToFloat32(f, halves[k]);
       ASSERT_EQ(std::isnan(floats[k]), std::isnan(expected)) << k;
@@ -163,6 +165,28 @@ TEST(RowKernels, FindEveryNonFiniteElement) {
           ASSERT_FALSE(AllFinite(row.data(), n)) << n << " " << k;
         }
         row[static_cast<size_t>(k)] = 1;
+      }
+    }
+  });
+}
+
+TEST(ToFloat, CopiesRowsAtTheirStridesAndNothingBetween) {
+  testing::ForEachTarget([] {
+    for (const int64_t cols : {1, 15, 16, 33}) {
+      for (const int64_t rows : {1, 2, 30}) {
+        const int64_t src_stride = cols + 3;
+        const int64_t dst_stride = cols + 1;
+        std::vector<float> src(static_cast<size_t>(rows * src_stride));
+        for (size_t k = 0; k < src.size(); ++k) src[k] = static_cast<float>(k);
+        std::vector<float> dst(static_cast<size_t>(rows * dst_stride), -1);
+        ToFloat({DType::kFloat32, reinterpret_cast<const std::byte*>(src.data()), src_stride, rows,
+                 cols, dst.data(), dst_stride});
+        for (int64_t j = 0; j < rows; ++j) {
+          for (int64_t c = 0; c < dst_stride; ++c) {
+            const float expected = c < cols ? static_cast<float>(j * src_stride + c) : -1;
+            ASSERT_EQ(dst[static_cast<size_t>(j * dst_stride + c)], expected) << j << " " << c;
+          }
+        }
       }
     }
   });

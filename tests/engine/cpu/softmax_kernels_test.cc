@@ -2,11 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
 #include <vector>
 
+#include "engine/cpu/panel_product.h"
 #include "tests/engine/cpu/simd_targets.h"
 
 namespace attnd {
@@ -14,37 +17,51 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr int64_t kPad = 64;
-
-// One row, state as after no keys at all.
+// What every lane of a group has in common with the others, but for `visible`; looked at in a lane
+// that each test picks.
 struct Row {
-  explicit Row(std::vector<float> s) : keys(static_cast<int64_t>(s.size())), logits(std::move(s)) {
-    visible = {0, keys};
-    logits.resize(logits.size() + kPad, kNan);
+  explicit Row(const std::vector<float>& s, size_t lane_to_look_at = 5)
+      : keys(static_cast<int64_t>(s.size())), lane(lane_to_look_at) {
+    SetLogits(s);
+    visible.fill({0, keys});
+    seen_by_all = {0, keys};
+  }
+  // One more row follows, which is not a key's.
+  void SetLogits(const std::vector<float>& s) {
+    logits.assign((s.size() + 1) * kPanelRows, kNan);
+    for (size_t j = 0; j < s.size(); ++j) {
+      std::fill_n(logits.begin() + static_cast<int64_t>(j) * kPanelRows, kLaneGroup, s[j]);
+    }
+  }
+  // The others still see everything.
+  void Hide(KeyRange visible_keys) {
+    visible[lane] = visible_keys;
+    seen_by_all = visible_keys;
   }
   void Step(float scale = 1, float softcap = 0) {
     SoftmaxBlock block;
-    block.rows = 1;
     block.keys = keys;
-    block.visible = &visible;
+    block.visible = visible.data();
+    block.seen_by_all = seen_by_all;
     block.scale = scale;
     block.softcap = softcap;
     block.logits = logits.data();
-    block.ld = keys;
-    block.m = &m;
-    block.l = &l;
-    block.acc = &acc;
+    block.m = m.data();
+    block.l = l.data();
+    block.acc = acc.data();
     block.d_v = 1;
     OnlineSoftmax(block);
   }
-  float P(int64_t j) const { return logits[static_cast<size_t>(j)]; }
+  float P(int64_t j) const { return logits[static_cast<size_t>(j * kPanelRows) + lane]; }
 
   int64_t keys;
+  size_t lane;
   std::vector<float> logits;
-  KeyRange visible;
-  float m = -kInf;
-  float l = 0;
-  float acc = 0;
+  std::array<KeyRange, kLaneGroup> visible;
+  KeyRange seen_by_all;
+  std::vector<float> m = std::vector<float>(kLaneGroup, -kInf);
+  std::vector<float> l = std::vector<float>(kLaneGroup, 0);
+  std::vector<float> acc = std::vector<float>(kLaneGroup, 0);
 };
 
 TEST(OnlineSoftmax, AgreesWithDoublesForAllWidthsAndRanges) {
@@ -55,22 +72,23 @@ TEST(OnlineSoftmax, AgreesWithDoublesForAllWidthsAndRanges) {
       for (const int64_t first : {int64_t{0}, keys / 3}) {
         std::vector<float> s(static_cast<size_t>(keys));
         for (float& x : s) x = normal(random);
-        Row row(s);
-        row.visible = {first, keys - keys / 4};
+        Row row(s, static_cast<size_t>(keys) % kLaneGroup);
+        const KeyRange visible = {first, keys - keys / 4};
+        row.Hide(visible);
         row.Step(-0.7f);
         double m = -HUGE_VAL;
         double l = 0;
-        for (int64_t j = first; j < row.visible.last; ++j) {
+        for (int64_t j = first; j < visible.last; ++j) {
           m = std::max(m, -0.7 * s[static_cast<size_t>(j)]);
         }
         for (int64_t j = 0; j < keys; ++j) {
-          const bool is_visible = first <= j && j < row.visible.last;
+          const bool is_visible = first <= j && j < visible.last;
           const double p = is_visible ? std::exp(-0.7 * s[static_cast<size_t>(j)] - m) : 0;
           ASSERT_NEAR(row.P(j), p, 3e-6 * p) << keys << " " << j;
           l += p;
         }
-        ASSERT_NEAR(row.l, l, 1e-6 * l);
-        ASSERT_TRUE(std::isnan(row.logits[static_cast<size_t>(keys)]));  // Not written.
+        ASSERT_NEAR(row.l[row.lane], l, 1e-6 * l);
+        ASSERT_TRUE(std::isnan(row.P(keys)));  // Not written.
       }
     }
   });
@@ -85,7 +103,8 @@ TEST(OnlineSoftmax, IsExactToTwoUlpsOfExp) {
     double worst = 0;
     for (size_t j = 0; j < s.size(); ++j) {
       const double e = std::exp(static_cast<double>(s[j]));
-      worst = std::max(worst, std::abs(static_cast<double>(row.logits[j]) / e - 1));
+      worst =
+          std::max(worst, std::abs(static_cast<double>(row.P(static_cast<int64_t>(j))) / e - 1));
     }
     EXPECT_LT(worst, 2.4e-7);
   });
@@ -94,21 +113,20 @@ TEST(OnlineSoftmax, IsExactToTwoUlpsOfExp) {
 TEST(OnlineSoftmax, RescalesWhenTheMaximumGrows) {
   Row row({1, 2});
   row.Step();
-  row.acc = 10;
-  const float l = row.l;
-  row.logits[0] = 5;
-  row.logits[1] = 2;
+  row.acc[row.lane] = 10;
+  const float l = row.l[row.lane];
+  row.SetLogits({5, 2});
   row.Step();
-  EXPECT_EQ(row.m, 5);
-  EXPECT_NEAR(row.acc, 10 * std::exp(-3.0f), 1e-6);
-  EXPECT_NEAR(row.l, l * std::exp(-3.0f) + 1 + std::exp(-3.0f), 1e-6);
+  EXPECT_EQ(row.m[row.lane], 5);
+  EXPECT_NEAR(row.acc[row.lane], 10 * std::exp(-3.0f), 1e-6);
+  EXPECT_NEAR(row.l[row.lane], l * std::exp(-3.0f) + 1 + std::exp(-3.0f), 1e-6);
 }
 
 TEST(OnlineSoftmax, CapsWithTanh) {
   testing::ForEachTarget([] {
     Row row({-100, -1, 0.01f, 3, 1000, kInf, -kInf});
     row.Step(0.5f, 4);
-    EXPECT_NEAR(row.m, 4, 1e-6);
+    EXPECT_NEAR(row.m[row.lane], 4, 1e-6);
     const float s[] = {-100, -1, 0.01f, 3, 1000, kInf, -kInf};
     for (int64_t j = 0; j < row.keys; ++j) {
       EXPECT_NEAR(row.P(j), std::exp(4 * std::tanh(0.5f * s[j] / 4) - 4), 1e-6) << j;
@@ -119,13 +137,13 @@ TEST(OnlineSoftmax, CapsWithTanh) {
 TEST(OnlineSoftmax, LeavesRowsWithoutKeysAlone) {
   testing::ForEachTarget([] {
     Row unseen({1, 2, 3});
-    unseen.visible = {0, 0};
+    unseen.Hide({});
     unseen.Step();
     Row all_minus_infinity(std::vector<float>(20, -kInf));
     all_minus_infinity.Step();
     for (const Row* row : {&unseen, &all_minus_infinity}) {
-      EXPECT_EQ(row->m, -kInf);
-      EXPECT_EQ(row->l, 0);
+      EXPECT_EQ(row->m[row->lane], -kInf);
+      EXPECT_EQ(row->l[row->lane], 0);
       for (int64_t j = 0; j < row->keys; ++j) EXPECT_EQ(row->P(j), 0);
     }
   });
@@ -140,14 +158,14 @@ TEST(OnlineSoftmax, KeepsNanOfAnyVisibleLogit) {
           s[position] = kNan;
           Row row(s);
           row.Step(1, cap);
-          ASSERT_TRUE(std::isnan(row.l)) << position;
-          row.logits.assign(row.logits.size(), 1);
+          ASSERT_TRUE(std::isnan(row.l[row.lane])) << position;
+          row.SetLogits(std::vector<float>(40, 1));
           row.Step(1, cap);
-          ASSERT_TRUE(std::isnan(row.l)) << position;
+          ASSERT_TRUE(std::isnan(row.l[row.lane])) << position;
           Row hidden(s);
-          hidden.visible = {static_cast<int64_t>(position) + 1, 40};
+          hidden.Hide({static_cast<int64_t>(position) + 1, 40});
           hidden.Step(1, cap);
-          ASSERT_FALSE(std::isnan(hidden.l)) << position;
+          ASSERT_FALSE(std::isnan(hidden.l[hidden.lane])) << position;
         }
       }
     }

@@ -1,8 +1,8 @@
 #include "engine/cpu/thread_team.h"
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <numeric>
 #include <thread>
@@ -18,7 +18,7 @@ TEST(ThreadTeam, RunsEveryTaskOnce) {
     for (const int64_t n : {0, 1, 2, 7, 1000}) {
       std::vector<int> runs(static_cast<size_t>(n), 0);
       std::atomic<bool> thread_in_range{true};
-      team.ParallelFor(n, [&](int64_t task, int thread) {
+      team.ParallelFor(n, threads, [&](int64_t task, int thread) {
         ++runs[static_cast<size_t>(task)];
         if (thread < 0 || thread >= threads) thread_in_range = false;
       });
@@ -37,7 +37,7 @@ TEST(ThreadTeam, GivesAThreadNumberToOneTaskAtATime) {
   ThreadTeam team(4);
   std::vector<int64_t> sums(4, 0);
   for (int call = 0; call < 50; ++call) {
-    team.ParallelFor(100,
+    team.ParallelFor(100, 4,
                      [&](int64_t task, int thread) { sums[static_cast<size_t>(thread)] += task; });
   }
   EXPECT_EQ(std::accumulate(sums.begin(), sums.end(), int64_t{0}), 50 * 4950);
@@ -50,7 +50,8 @@ TEST(ThreadTeam, LetsCallersTakeTurns) {
   for (int c = 0; c < 4; ++c) {
     callers.emplace_back([&] {
       for (int call = 0; call < 25; ++call) {
-        team.ParallelFor(10, [&](int64_t, int thread) { ++scratch[static_cast<size_t>(thread)]; });
+        team.ParallelFor(10, 3,
+                         [&](int64_t, int thread) { ++scratch[static_cast<size_t>(thread)]; });
       }
     });
   }
@@ -58,24 +59,30 @@ TEST(ThreadTeam, LetsCallersTakeTurns) {
   EXPECT_EQ(std::accumulate(scratch.begin(), scratch.end(), int64_t{0}), 4 * 25 * 10);
 }
 
-TEST(ThreadTeam, KeepsOpenMpToOneThreadInEveryTask) {
-  ThreadTeam team(3);
-  omp_set_num_threads(4);
-  std::vector<int> threads(64, 0);
-  team.ParallelFor(
-      64, [&](int64_t task, int) { threads[static_cast<size_t>(task)] = omp_get_max_threads(); });
-  EXPECT_EQ(threads, std::vector<int>(64, 1));
-}
-
 // All of the team works: the tasks wait for one another, so one thread could not run them alone.
 TEST(ThreadTeam, WorksAtTheSameTime) {
   ThreadTeam team(3);
   std::atomic<int> arrived{0};
-  team.ParallelFor(3, [&](int64_t, int) {
+  team.ParallelFor(3, 3, [&](int64_t, int) {
     ++arrived;
     while (arrived < 3) std::this_thread::yield();
   });
   EXPECT_EQ(arrived, 3);
+}
+
+TEST(ThreadTeam, LetsNoMoreThreadsTakePartThanAskedFor) {
+  ThreadTeam team(4);
+  for (const int max_threads : {1, 2, 3}) {
+    for (int call = 0; call < 50; ++call) {
+      std::vector<int> tasks_of(4, 0);
+      team.ParallelFor(64, max_threads, [&](int64_t, int thread) {
+        ++tasks_of[static_cast<size_t>(thread)];
+        std::this_thread::yield();
+      });
+      EXPECT_LE(4 - std::count(tasks_of.begin(), tasks_of.end(), 0), max_threads);
+      EXPECT_EQ(std::accumulate(tasks_of.begin(), tasks_of.end(), 0), 64);
+    }
+  }
 }
 
 }  // namespace
