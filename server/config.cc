@@ -95,17 +95,6 @@ absl::Status SetPinnedPool(const Values& values, const ConfigSources& sources, C
   return absl::OkStatus();
 }
 
-absl::Status SetDevicePool(const Values& values, const ConfigSources&, Config& config) {
-  constexpr int64_t kPercents = 100;
-  config.device_pool = PoolSize();
-  if (values[0].ends_with('%')) {
-    ATTND_ASSIGN_OR_RETURN(const int64_t percent, ParseByteSize(values[0], kPercents));
-    config.device_pool.percent = static_cast<int>(percent);
-    return absl::OkStatus();
-  }
-  return Assign(ParseByteSize(values[0]), config.device_pool.bytes);
-}
-
 // A lambda of the Setter type.
 #define ATTND_SET(expression)                                                                     \
   [](const Values& v, [[maybe_unused]] const ConfigSources& sources, Config& c) -> absl::Status { \
@@ -142,7 +131,7 @@ const std::array kSettings = {
             Arity::kOne, SetPinnedPool},
     Setting{"device-pool", "BYTES", "80%",
             "GPU memory taken at start: 20GiB, or a share of what is free", Arity::kOne,
-            SetDevicePool},
+            ATTND_SET(Assign(ParsePoolSize(v[0]), c.device_pool))},
     Setting{"max-queue", "BYTES", "1GiB", "Cap of the bytes of requests that wait", Arity::kOne,
             ATTND_SET(Assign(ParseByteSize(v[0]), c.max_queue_bytes))},
     Setting{"max-streams", "N", "0", "Calls at once on one connection; 0: no limit of ours",

@@ -130,6 +130,15 @@ absl::StatusOr<int64_t> ParseByteSize(const std::string& text, std::optional<int
   return count * unit->bytes;
 }
 
+absl::StatusOr<PoolSize> ParsePoolSize(const std::string& text) {
+  constexpr int64_t kPercents = 100;
+  const bool is_share = text.ends_with('%');
+  const absl::StatusOr<int64_t> size =
+      ParseByteSize(text, is_share ? std::optional<int64_t>(kPercents) : std::nullopt);
+  if (!size.ok()) return size.status();
+  return is_share ? PoolSize{.percent = static_cast<int>(*size)} : PoolSize{.bytes = *size};
+}
+
 absl::StatusOr<absl::Duration> ParseDurationUpTo(const std::string& text, absl::Duration max) {
   const bool unitless = !text.empty() && text.find_first_not_of("0123456789.") == std::string::npos;
   absl::Duration value;

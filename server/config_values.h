@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "engine/memory/memory_pool.h"
 
 namespace attnd {
 
@@ -18,6 +19,9 @@ absl::StatusOr<int64_t> ParseInteger(const std::string& text, int64_t min, int64
 // or KiB, MiB, GiB, TiB (powers of 1024). With `whole`, also a share of it, 1% to 100%.
 absl::StatusOr<int64_t> ParseByteSize(const std::string& text,
                                       std::optional<int64_t> whole = std::nullopt);
+
+// The same, where what a share is one of is not known yet.
+absl::StatusOr<PoolSize> ParsePoolSize(const std::string& text);
 
 // 0 to `max`: a number of seconds (`10`, `0.5`), or with units (`500ms`, `10s`, `1m30s`).
 absl::StatusOr<absl::Duration> ParseDurationUpTo(const std::string& text, absl::Duration max);
