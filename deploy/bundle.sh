@@ -44,8 +44,16 @@ packages() {
   { dpkg-query -S "$@" "${@#/usr}" 2>/dev/null || true; } | sed 's/:.*//' | sort -u
 }
 
+for program in "${programs[@]}"; do
+  [ -x "$build/$program" ] || die "$build/$program is no program"
+done
+# Nothing is deleted that this script did not make.
+if [ -e "$output" ] && [ -n "$(ls -A "$output")" ] && [ ! -e "$output/.attnd-bundle" ]; then
+  die "$output is not empty, and no bundle"
+fi
 rm -rf "$output" "$output.tar.xz"
 mkdir -p "$output/bin" "$output/lib" "$output/licenses"
+touch "$output/.attnd-bundle"
 install -m 644 "$ATTND_ROOT/LICENSE" "$ATTND_ROOT/deploy/requirements-cuda.txt" "$output/"
 module=()
 if [ -e "$build/lib/libattnd_cuda.so" ]; then

@@ -22,7 +22,8 @@ std::string ModulePath() {
   std::error_code error;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
   const std::filesystem::path beside = program.parent_path().parent_path() / "lib" / kModule;
-  return std::filesystem::exists(beside, error) ? beside.string() : kModule;
+  // Where /proc is missing there is no such path, and never one that hangs on the current folder.
+  return beside.is_absolute() && std::filesystem::exists(beside, error) ? beside.string() : kModule;
 }
 
 }  // namespace

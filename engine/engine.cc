@@ -11,7 +11,7 @@
 namespace attnd {
 namespace {
 
-constexpr size_t kMostWaitingPlans = 128;
+constexpr const char* kQueueFlag = "--max-queue";
 
 int64_t DeviceBytes(const ForwardMemory& memory, const AttentionPlan& plan) {
   return SaturatingSum(SaturatingSum(memory.input_bytes, memory.output_bytes),
@@ -28,6 +28,11 @@ absl::Status CheckCanEverHold(const MemoryPool& host, const MemoryPool* device,
                               const ForwardMemory& memory, const AttentionPlan& plan) {
   ATTND_RETURN_IF_ERROR(host.CheckCanEverHold(HostBytes(memory, plan, device != nullptr)));
   return device == nullptr ? absl::OkStatus() : device->CheckCanEverHold(DeviceBytes(memory, plan));
+}
+
+absl::Status Draining() {
+  return MakeError(absl::StatusCode::kUnavailable, reason::kDraining, "",
+                   "the server is draining and takes no new work");
 }
 
 absl::Status CheckPageTables(const PreparedForward& prepared) {
@@ -58,7 +63,7 @@ struct Engine::Lane {
   Lane(const ComputeTarget& target, int64_t queue_bytes)
       : backend(*target.backend),
         device_pool(target.device_pool.get()),
-        batcher({.queue_bytes = queue_bytes, .flag = "--max-queue"}) {}
+        batcher({.queue_bytes = queue_bytes, .flag = kQueueFlag}) {}
 
   AttentionBackend& backend;
   MemoryPool* const device_pool;
@@ -66,7 +71,8 @@ struct Engine::Lane {
   std::vector<std::unique_ptr<Worker>> workers;
 };
 
-Engine::Engine(EngineParts parts) : parts_(std::move(parts)), planner_(kMostWaitingPlans) {
+Engine::Engine(EngineParts parts)
+    : parts_(std::move(parts)), planner_(parts_.queue_bytes, kQueueFlag) {
   for (const ComputeTarget& target : parts_.targets) {
     lanes_.push_back(std::make_unique<Lane>(target, parts_.queue_bytes));
   }
@@ -110,6 +116,7 @@ void Engine::Plan(const ForwardDescription& d, PlanDone done) {
   auto report = [this, problem = *std::move(problem), with_lse = d.return_lse]() mutable {
     return CatchBadAlloc([&] { return Report(std::move(problem), with_lse); });
   };
+  if (draining_) return done(Draining());
   if (ready) return done(report());
   planner_.Post(
       [report = std::move(report), done = std::move(done)](const absl::Status& go) mutable {
@@ -118,7 +125,8 @@ void Engine::Plan(const ForwardDescription& d, PlanDone done) {
         } else {
           done(go);
         }
-      });
+      },
+      /*bytes=*/0);
 }
 
 absl::StatusOr<PlanReport> Engine::Report(AttentionProblem problem, bool with_lse) const {
@@ -149,20 +157,25 @@ void Engine::Prepare(AttentionProblem problem, bool return_lse, RequestContext c
   work->context = std::move(context);
   work->plan_cache_hit = PlansAreReady(work->problem);
   const bool ready = work->plan_cache_hit;
+  // While it waits, its message holds them.
+  const int64_t bytes = LayOutForward(work->problem, work->with_lse).input_bytes;
   auto place = [this, work = std::move(work)]() mutable {
     return CatchBadAlloc([&]() -> absl::StatusOr<PreparedForward> {
       ATTND_RETURN_IF_ERROR(Batcher::CheckLive(*work, absl::Now()));
       return Place(std::move(work));
     });
   };
+  if (draining_) return done(Draining());
   if (ready) return done(place());
-  planner_.Post([place = std::move(place), done = std::move(done)](const absl::Status& go) mutable {
-    if (go.ok()) {
-      done(place());
-    } else {
-      done(go);
-    }
-  });
+  planner_.Post(
+      [place = std::move(place), done = std::move(done)](const absl::Status& go) mutable {
+        if (go.ok()) {
+          done(place());
+        } else {
+          done(go);
+        }
+      },
+      bytes);
 }
 
 absl::StatusOr<PreparedForward> Engine::Place(std::unique_ptr<ForwardWork> work) {
@@ -189,25 +202,25 @@ absl::Status Engine::Reserve(const Lane& lane, ForwardWork& work) {
   MemoryPool& host = *parts_.host_pool;
   ATTND_RETURN_IF_ERROR(CheckCanEverHold(host, lane.device_pool, memory, *work.plan));
   work.bytes = DeviceBytes(memory, *work.plan);
-  auto allocate = [&]() -> absl::Status {
-    ATTND_ASSIGN_OR_RETURN(work.inputs, host.Allocate(memory.input_bytes));
-    ATTND_ASSIGN_OR_RETURN(work.outputs, host.Allocate(memory.output_bytes));
+  auto allocate = [&](Fit fit) -> absl::Status {
+    ATTND_ASSIGN_OR_RETURN(work.inputs, host.Allocate(memory.input_bytes, fit));
+    ATTND_ASSIGN_OR_RETURN(work.outputs, host.Allocate(memory.output_bytes, fit));
     ATTND_ASSIGN_OR_RETURN(work.device, lane.device_pool == nullptr
-                                            ? host.Allocate(work.plan->workspace_bytes())
-                                            : lane.device_pool->Allocate(work.bytes));
+                                            ? host.Allocate(work.plan->workspace_bytes(), fit)
+                                            : lane.device_pool->Allocate(work.bytes, fit));
     return absl::OkStatus();
   };
-  const absl::Status status = allocate();
+  const absl::Status status = allocate(Fit::kReusable);
   if (status.ok()) return status;
-  // What waits in a queue and will never run makes room; then once more, with nothing held.
+  // What waits in a queue and will never run makes room; then once more, with nothing held and no
+  // byte to spare.
   work.inputs = PoolBuffer();
   work.outputs = PoolBuffer();
   std::vector<Batcher::WorkPtr> dropped;
   const absl::Time now = absl::Now();
   for (const std::unique_ptr<Lane>& other : lanes_) other->batcher.Sweep(now, dropped);
-  if (dropped.empty()) return status;
   DropAll(std::move(dropped), now, absl::OkStatus());
-  return allocate();
+  return allocate(Fit::kTight);
 }
 
 void Engine::Submit(PreparedForward prepared, ForwardDone done) {
@@ -230,9 +243,10 @@ void Engine::Submit(PreparedForward prepared, ForwardDone done) {
 }
 
 void Engine::Drain(absl::Time deadline) {
-  planner_.Close();
-  for (const std::unique_ptr<Lane>& lane : lanes_) lane->batcher.Close();
+  draining_ = true;
   std::lock_guard lock(drain_mutex_);
+  planner_.Finish(deadline);  // What waits for a plan was accepted: it goes on into the queues.
+  for (const std::unique_ptr<Lane>& lane : lanes_) lane->batcher.Close();
   auto all_empty = [&] {
     return std::all_of(lanes_.begin(), lanes_.end(),
                        [](const std::unique_ptr<Lane>& lane) { return lane->batcher.empty(); });

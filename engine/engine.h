@@ -4,6 +4,7 @@
 // Thread-safe. Nothing here blocks but Drain and making an engine.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -69,8 +70,9 @@ class Engine {
   // pool, full queue, draining), else on a worker.
   void Submit(PreparedForward prepared, ForwardDone done);
 
-  // Refuses new work, and waits until what is queued has run or `deadline` has passed; then the
-  // rest is dropped and what is running ended, with UNAVAILABLE. Later calls return at once.
+  // Refuses new work, and waits until what was accepted has run or `deadline` has passed; then the
+  // rest is dropped and what is running ended, with UNAVAILABLE; on a device, what has been
+  // launched runs to its end. Later calls return at once.
   void Drain(absl::Time deadline);
 
   // In order of preference.
@@ -90,6 +92,7 @@ class Engine {
   const EngineParts parts_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   TaskThread planner_;
+  std::atomic<bool> draining_ = false;
   std::mutex drain_mutex_;
 };
 

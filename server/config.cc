@@ -237,7 +237,8 @@ std::variant<Flags, ExitNow> ParseFlags(const ConfigSources& sources) {
   app.footer(
       "\nEvery flag has an environment twin (ATTND_LISTEN; lists are separated by commas) and a\n"
       "key of the same name in the file of --config. A flag beats the environment, which beats\n"
-      "the file. Exit code: 0 after SIGTERM, 1 where an address cannot be had, 2 for wrong usage.");
+      "the file. Exit code: 0 after SIGTERM, 1 where an address or the GPU of --backend=cuda\n"
+      "cannot be had, 2 for wrong usage.");
   app.set_version_flag("--version", absl::StrCat("attnd ", sources.version),
                        "Print the version and exit");
   std::map<std::string, const CLI::Option*> options = {

@@ -9,6 +9,7 @@ set -uo pipefail
 [[ $# -ge 2 ]] || { echo "usage: gpu.sh BUNDLE_FOLDER OUTPUT_FOLDER [STEP]..." >&2; exit 2; }
 here=$(realpath "$(dirname "$0")")
 bundle=$(realpath "$1")
+mkdir -p "$2"
 output=$(realpath "$2")
 shift 2
 steps=("$@")

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <list>
 #include <memory>
@@ -45,7 +46,7 @@ class PlanCache {
     entries_.emplace(key, Entry{slot, order_.begin()});
     ++builds_;
     lock.unlock();
-    Result result = build();
+    Result result = CatchAll(build);
     lock.lock();
     slot->result = result;
     slot->done = true;
@@ -83,6 +84,16 @@ class PlanCache {
     std::shared_ptr<Slot> slot;
     typename std::list<Key>::iterator position;
   };
+
+  // A builder that threw would leave its key unfinished, and all who ask for it waiting.
+  template <typename Builder>
+  static Result CatchAll(Builder& build) {
+    try {
+      return build();
+    } catch (const std::exception& error) {
+      return absl::InternalError(error.what());
+    }
+  }
 
   void Erase(const Key& key) {
     const auto it = entries_.find(key);

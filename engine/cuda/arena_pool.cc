@@ -23,6 +23,8 @@ ArenaPool::~ArenaPool() {
   if (memory_.data != nullptr) memory_.release(memory_.data);
 }
 
+int64_t ArenaPool::BlockBytes(int64_t bytes) const { return RoundUp(bytes); }
+
 std::byte* ArenaPool::Obtain(int64_t block_bytes) {
   const auto best = gaps_by_size_.lower_bound({block_bytes, 0});
   if (best == gaps_by_size_.end()) return nullptr;

@@ -29,6 +29,8 @@ class ArenaPool final : public MemoryPool {
   ~ArenaPool() override;
 
  protected:
+  // Gaps join: there is no need for few sizes.
+  int64_t BlockBytes(int64_t bytes) const override;
   // 256-byte aligned; null where no gap is large enough.
   std::byte* Obtain(int64_t block_bytes) override;
   void Release(std::byte* data, int64_t block_bytes) override;

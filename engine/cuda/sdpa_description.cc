@@ -21,7 +21,11 @@ constexpr int64_t kSmallestBucket = 64;
 // 0.
 constexpr int64_t kSmallestPagedLength = 256;
 constexpr int64_t kSmallestPagePool = 1024;
-constexpr int64_t kDenseMultiple = 128;  // Lengths of axes that get a plan of their own.
+// Lengths of axes that get plans of their own: multiples of the first whose odd part is less.
+constexpr int64_t kDenseMultiple = 128;
+constexpr uint64_t kDenseSteps = 16;
+constexpr int64_t kMaxStride = int64_t{1} << 32;  // Times an extent: below 2^63.
+constexpr int64_t kMaxPagedHeads = 65'535;        // An axis of a grid.
 constexpr int64_t kMaxHeadDim = 256;
 constexpr int64_t kAlignmentBytes = 16;
 constexpr int64_t kMaxExtent = int64_t{1} << 30;
@@ -84,6 +88,11 @@ absl::Status CheckSizes(const AttentionProblem& p) {
                                         " is the most that works"));
     }
   }
+  if (p.is_paged && p.num_kv_heads > kMaxPagedHeads) {
+    return Refuse("spec.num_kv_heads",
+                  absl::StrCat("is ", p.num_kv_heads, "; on the GPU, with pages, ", kMaxPagedHeads,
+                               " is the most that works"));
+  }
   if (p.is_paged && !std::has_single_bit(static_cast<uint64_t>(p.page_size))) {
     return Refuse("spec.page_size",
                   absl::StrCat("is ", p.page_size, "; on the GPU powers of two work, for example ",
@@ -101,6 +110,11 @@ absl::Status CheckView(const TensorView& view, DType dtype, std::string_view ten
   }
   const int64_t multiple = kAlignmentBytes / SizeOf(dtype);
   for (int64_t stride : {s.batch, s.seq, s.head}) {
+    if (stride > kMaxStride) {
+      return Refuse("spec.views",
+                    absl::StrCat("give ", name, " a stride of ", stride, " elements; on the GPU ",
+                                 kMaxStride, " is the most that works"));
+    }
     if (stride % multiple != 0 || stride < 0) {
       return Refuse("spec.views",
                     absl::StrCat("give ", name, " a stride of ", stride,
@@ -131,10 +145,18 @@ void DescribeMask(const AttentionProblem& p, SdpaDescription& d) {
   d.bottom_right = masked && mask.bottom_right && !same_diagonal;
 }
 
+// Few enough lengths for a plan each: eight to an octave.
+bool HasOwnPlan(int64_t length) {
+  if (length <= 0 || length % kDenseMultiple != 0) return false;
+  const auto multiple = static_cast<uint64_t>(length / kDenseMultiple);
+  return multiple >> std::countr_zero(multiple) < kDenseSteps;
+}
+
 bool RunsDense(const AttentionProblem& p) {
   if (p.q_is_thd || p.kv_is_thd || p.has_lengths || p.is_paged) return false;
-  if (p.max_seqlen_kv % kDenseMultiple != 0) return false;
-  if (p.max_seqlen_q != 1 && p.max_seqlen_q % kDenseMultiple != 0) return false;
+  if (!HasOwnPlan(p.max_seqlen_kv) || (p.max_seqlen_q != 1 && !HasOwnPlan(p.max_seqlen_q))) {
+    return false;
+  }
   return p.max_seqlen_q <= p.max_seqlen_kv || (!p.mask.left && !p.mask.bottom_right);
 }
 
@@ -188,6 +210,30 @@ void DescribeKv(const AttentionProblem& p, SdpaDescription& d) {
   d.v.batch = d.s_kv * d.v.seq;
 }
 
+// A stride of an axis with one element says nothing, and must not make a plan.
+void ForgetDeadStrides(const AttentionProblem& p, SdpaDescription& d) {
+  auto forget = [&](Strides& s, int64_t heads, int64_t length, int64_t head_dim) {
+    if (heads == 1) s.head = head_dim;
+    if (length == 1) s.seq = heads * head_dim;
+    if (p.batch == 1) s.batch = length * s.seq;
+  };
+  if (!d.has_lengths) {
+    forget(d.q, d.num_heads, d.s_q, d.head_dim_qk);
+    forget(d.out, d.num_heads, d.s_q, d.head_dim_v);
+    forget(d.k, d.num_kv_heads, d.s_kv, d.head_dim_qk);
+    forget(d.v, d.num_kv_heads, d.s_kv, d.head_dim_v);
+    return;
+  }
+  if (d.num_heads == 1) {
+    d.q.head = d.head_dim_qk;
+    d.out.head = d.head_dim_v;
+  }
+  if (d.num_kv_heads == 1) {
+    d.k.head = d.head_dim_qk;
+    d.v.head = d.head_dim_v;
+  }
+}
+
 }  // namespace
 
 size_t SdpaDescriptionHash::operator()(const SdpaDescription& description) const {
@@ -239,6 +285,7 @@ absl::StatusOr<SdpaDescription> DescribeSdpa(const AttentionProblem& p) {
     DescribeKv(p, d);
     if (SplitsHeads(p)) SplitHeads(p, d);
   }
+  ForgetDeadStrides(p, d);
   DescribeMask(p, d);
   // cuDNN 9.19 accepts FLOAT32 for O beside a mask, and then writes 16-bit elements all the same.
   const bool masked = d.left != kUnbounded || d.right != kUnbounded;

@@ -151,6 +151,22 @@ absl::Status Refusal(const SdpaDescription& d, const std::string& words) {
                    absl::string_view(nearest.data(), nearest.size()), " may work"));
 }
 
+// The machine's fault, and maybe gone in a moment; everything else is a property of the graph.
+bool FailedHere(fe::error_t& error) {
+  switch (error.get_code()) {
+    case fe::error_code_t::CUDA_API_FAILED:
+    case fe::error_code_t::INVALID_CUDA_DEVICE:
+    case fe::error_code_t::HANDLE_ERROR:
+    case fe::error_code_t::NVRTC_COMPILATION_FAILED: return true;
+    default: return false;
+  }
+}
+
+absl::Status Failure(const char* what, fe::error_t& error) {
+  return MakeError(absl::StatusCode::kInternal, reason::kInternal, "",
+                   absl::StrCat("cuDNN failed ", what, ": ", error.get_message()));
+}
+
 }  // namespace
 
 struct SdpaGraph::State {
@@ -174,7 +190,9 @@ absl::StatusOr<std::unique_ptr<SdpaGraph>> SdpaGraph::Build(const SdpaDescriptio
   if (error.is_good()) error = graph.check_support(handle);
   if (error.is_good()) error = graph.build_plans(handle);
   if (error.is_good()) error = graph.get_workspace_size(state->workspace_bytes);
-  if (error.is_bad()) return Refusal(d, error.get_message());
+  if (error.is_bad()) {
+    return FailedHere(error) ? Failure("building a graph", error) : Refusal(d, error.get_message());
+  }
   return std::unique_ptr<SdpaGraph>(new SdpaGraph(std::move(state)));
 }
 
@@ -210,9 +228,7 @@ absl::Status SdpaGraph::Enqueue(cudnnHandle_t handle, const SdpaPointers& p,
     add(kPageTableV, p.page_table_v);
   }
   fe::error_t error = state_->graph.execute(handle, pack, workspace);
-  if (error.is_good()) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kInternal, reason::kInternal, "",
-                   absl::StrCat("cuDNN failed: ", error.get_message()));
+  return error.is_good() ? absl::OkStatus() : Failure("running a graph", error);
 }
 
 }  // namespace attnd

@@ -16,13 +16,7 @@ constexpr int64_t kAlignment = 64;
 constexpr int64_t kPeakWindow = 256;  // Allocations.
 constexpr absl::Duration kRetryAfter = absl::Milliseconds(50);
 
-// Rounds up to an eighth of the power of two below, so that a freed block fits the next request of
-// nearly its size and at most an eighth is unused.
-int64_t BlockBytes(int64_t bytes) {
-  if (bytes <= kSmallestBlock) return kSmallestBlock;
-  const int64_t step = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes))) / 8;
-  return (bytes + step - 1) / step * step;
-}
+int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 }  // namespace
 
@@ -49,15 +43,23 @@ MemoryPool::MemoryPool(int64_t capacity_bytes, std::string flag)
   stats_.capacity_bytes = capacity_bytes;
 }
 
-absl::StatusOr<PoolBuffer> MemoryPool::Allocate(int64_t bytes) {
+// Rounds up to an eighth of the power of two below, so that a freed block fits the next request of
+// nearly its size and at most an eighth is unused.
+int64_t MemoryPool::BlockBytes(int64_t bytes) const {
+  if (bytes <= kSmallestBlock) return kSmallestBlock;
+  const int64_t step = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes))) / 8;
+  return (bytes + step - 1) / step * step;
+}
+
+absl::StatusOr<PoolBuffer> MemoryPool::Allocate(int64_t bytes, Fit fit) {
   if (bytes == 0) return PoolBuffer();
   std::lock_guard lock(mutex_);
   const int64_t have = capacity_ - stats_.in_use_bytes;
   // Near the cap a block is as tight as its alignment allows.
   int64_t block = bytes;
   if (bytes <= have) {
-    block = BlockBytes(bytes);
-    if (block > have) block = std::min(have, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+    block = fit == Fit::kTight ? Aligned(bytes) : BlockBytes(bytes);
+    if (block > have) block = std::min(have, Aligned(bytes));
   }
   std::byte* data = nullptr;
   if (block <= have) {

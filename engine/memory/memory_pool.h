@@ -58,6 +58,11 @@ struct PoolStats {
   int64_t refusals = 0;
 };
 
+enum class Fit : uint8_t {
+  kReusable,  // Blocks of few sizes, so that a freed one serves the next request of about its size.
+  kTight,     // No larger than alignment asks for: where every byte counts.
+};
+
 class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
  public:
   // `flag` names the setting that caps the pool, for messages ("--pinned-pool").
@@ -67,7 +72,7 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   // At least `bytes` bytes, 64-byte aligned. 0 bytes: an empty buffer with null data.
   // RESOURCE_EXHAUSTED with need and have where the cap would be passed; it carries a retry-after
   // unless the block could never fit.
-  absl::StatusOr<PoolBuffer> Allocate(int64_t bytes);
+  absl::StatusOr<PoolBuffer> Allocate(int64_t bytes, Fit fit = Fit::kReusable);
 
   // RESOURCE_EXHAUSTED, without a retry hint, where `bytes` in all pass the cap whatever is free.
   absl::Status CheckCanEverHold(int64_t bytes) const;
@@ -75,6 +80,8 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   PoolStats stats() const;
 
  protected:
+  // The size of the block for so many bytes, where it need not be tight.
+  virtual int64_t BlockBytes(int64_t bytes) const;
   // Backing memory. Obtain may return null; Release gets what Obtain returned.
   virtual std::byte* Obtain(int64_t block_bytes) = 0;
   virtual void Release(std::byte* data, int64_t block_bytes) = 0;

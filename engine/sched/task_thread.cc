@@ -23,35 +23,49 @@ TaskThread::~TaskThread() {
   thread_.join();
 }
 
-void TaskThread::Post(Task task) {
+void TaskThread::Post(Task task, int64_t bytes) {
   absl::Status refusal;
   {
     std::lock_guard lock(mutex_);
-    if (closed_) {
+    const int64_t have = capacity_bytes_ - waiting_bytes_;
+    if (refusing_) {
       refusal = Draining();
-    } else if (tasks_.size() >= capacity_) {
+    } else if (bytes > have && !tasks_.empty()) {
       refusal = WithRetryAfter(
           MakeError(absl::StatusCode::kResourceExhausted, reason::kQueueFull, "",
-                    absl::StrCat(tasks_.size(), " requests wait for plans to be built already")),
+                    absl::StrCat("too much waits for plans to be built (", flag_, "): need ", bytes,
+                                 " bytes, have ", have, " of ", capacity_bytes_)),
           kRetryAfter);
     } else {
-      tasks_.push_back(std::move(task));
-      changed_.notify_one();
+      tasks_.push_back({std::move(task), bytes});
+      waiting_bytes_ += bytes;
+      changed_.notify_all();
       return;
     }
   }
   task(refusal);
 }
 
+void TaskThread::Finish(absl::Time deadline) {
+  {
+    std::unique_lock lock(mutex_);
+    refusing_ = true;
+    changed_.wait_until(lock, absl::ToChronoTime(deadline),
+                        [this] { return tasks_.empty() && !running_; });
+  }
+  Close();
+}
+
 void TaskThread::Close() {
-  std::deque<Task> refused;
+  std::deque<Entry> refused;
   {
     std::lock_guard lock(mutex_);
-    closed_ = true;
+    refusing_ = closed_ = true;
     refused.swap(tasks_);
-    changed_.notify_one();
+    waiting_bytes_ = 0;
+    changed_.notify_all();
   }
-  for (Task& task : refused) task(Draining());
+  for (Entry& entry : refused) entry.task(Draining());
 }
 
 void TaskThread::Loop() {
@@ -59,12 +73,16 @@ void TaskThread::Loop() {
   while (true) {
     changed_.wait(lock, [this] { return closed_ || !tasks_.empty(); });
     if (closed_) return;
-    Task task = std::move(tasks_.front());
+    Entry entry = std::move(tasks_.front());
     tasks_.pop_front();
+    waiting_bytes_ -= entry.bytes;
+    running_ = true;
     lock.unlock();
-    task(absl::OkStatus());
-    task = nullptr;
+    entry.task(absl::OkStatus());
+    entry.task = nullptr;
     lock.lock();
+    running_ = false;
+    changed_.notify_all();
   }
 }
 

@@ -2,12 +2,16 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <mutex>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 
 namespace attnd {
 
@@ -17,29 +21,43 @@ class TaskThread {
   // Called exactly once: with OK to do its work, on the thread; or with why it will not be done.
   using Task = absl::AnyInvocable<void(const absl::Status& go)>;
 
-  // Holds at most `capacity` waiting tasks.
-  explicit TaskThread(size_t capacity) : capacity_(capacity), thread_([this] { Loop(); }) {}
+  // Tasks that wait hold at most `capacity_bytes` together, but for one that is alone. `flag` names
+  // the setting behind it, for messages.
+  TaskThread(int64_t capacity_bytes, std::string flag)
+      : capacity_bytes_(capacity_bytes), flag_(std::move(flag)), thread_([this] { Loop(); }) {}
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
   // Closes, and waits for the task that is running.
   ~TaskThread();
 
-  // Queues the task. Calls it at once with RESOURCE_EXHAUSTED where too many wait, with UNAVAILABLE
-  // after Close.
-  void Post(Task task);
+  // Queues the task, which holds `bytes`. Calls it at once with RESOURCE_EXHAUSTED where too much
+  // waits, with UNAVAILABLE after Close or Finish.
+  void Post(Task task, int64_t bytes);
+
+  // Refuses whatever comes from now on, and blocks until what waits and runs is done or `deadline`
+  // has passed; then Close.
+  void Finish(absl::Time deadline);
 
   // Refuses what waits and whatever comes, with UNAVAILABLE.
   void Close();
 
  private:
+  struct Entry {
+    Task task;
+    int64_t bytes = 0;
+  };
   void Loop();
 
-  const size_t capacity_;
+  const int64_t capacity_bytes_;
+  const std::string flag_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Task> tasks_;
-  bool closed_ = false;
-  std::thread thread_;  // Last: it uses the rest.
+  std::deque<Entry> tasks_;
+  int64_t waiting_bytes_ = 0;
+  bool running_ = false;
+  bool refusing_ = false;  // What comes.
+  bool closed_ = false;    // What waits, too.
+  std::thread thread_;     // Last: it uses the rest.
 };
 
 }  // namespace attnd

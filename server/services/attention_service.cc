@@ -90,25 +90,53 @@ class ForwardCall final : public grpc::ServerUnaryReactor {
   wire::DecodedForward decoded_;
 };
 
-v1::PlanResponse PlanResponseOf(const wire::DecodedForward& decoded, const PlanReport& report) {
-  return wire::EncodePlan(report, decoded.unbuilt.ok()
-                                      ? wire::CheckDestinations(decoded, report.problem)
-                                      : decoded.unbuilt);
-}
+// One Plan call; it lives as a ForwardCall does.
+class PlanCall final : public grpc::ServerUnaryReactor {
+ public:
+  PlanCall(grpc::ByteBuffer* reply, LiveCalls& live_calls)
+      : reply_(reply), live_calls_(live_calls) {
+    live_calls_.Begin();
+  }
 
-// What cannot be planned: an error, but past a limit, which is valid and for Plan an answer.
-void FinishPlan(const absl::Status& status, grpc::ByteBuffer* reply,
-                grpc::ServerUnaryReactor* reactor) {
-  if (!absl::IsUnimplemented(status)) return reactor->Finish(wire::ToGrpc(status));
-  *reply = wire::Serialize(wire::Unsupported(status));
-  reactor->Finish(grpc::Status::OK);
-}
+  void Start(Engine& engine, const grpc::ByteBuffer& bytes) {
+    const absl::Status status = CatchBadAlloc([&] { return Decode(bytes); });
+    if (!status.ok()) return FinishWith(status);
+    engine.Plan(decoded_.description, [this](const absl::StatusOr<PlanReport>& report) {
+      if (!report.ok()) return FinishWith(report.status());
+      Answer(wire::EncodePlan(*report, decoded_.unbuilt.ok()
+                                           ? wire::CheckDestinations(decoded_, report->problem)
+                                           : decoded_.unbuilt));
+    });
+  }
 
-absl::StatusOr<wire::DecodedForward> DecodePlan(const grpc::ByteBuffer& bytes) {
-  v1::PlanRequest request;
-  ATTND_RETURN_IF_ERROR(wire::Parse(bytes, request));
-  return wire::DecodePlan(request);
-}
+  void OnDone() override {
+    live_calls_.End();
+    delete this;
+  }
+
+ private:
+  absl::Status Decode(const grpc::ByteBuffer& bytes) {
+    v1::PlanRequest request;
+    ATTND_RETURN_IF_ERROR(wire::Parse(bytes, request));
+    ATTND_ASSIGN_OR_RETURN(decoded_, wire::DecodePlan(request));
+    return absl::OkStatus();
+  }
+
+  // What cannot be planned: an error, but past a limit, which is valid and for Plan an answer.
+  void FinishWith(const absl::Status& status) {
+    if (absl::IsUnimplemented(status)) return Answer(wire::Unsupported(status));
+    Finish(wire::ToGrpc(status));
+  }
+
+  void Answer(const v1::PlanResponse& response) {
+    *reply_ = wire::Serialize(response);
+    Finish(grpc::Status::OK);
+  }
+
+  grpc::ByteBuffer* const reply_;
+  LiveCalls& live_calls_;
+  wire::DecodedForward decoded_;
+};
 
 }  // namespace
 
@@ -135,24 +163,12 @@ grpc::ServerUnaryReactor* AttentionService::Forward(grpc::CallbackServerContext*
   return call;
 }
 
-grpc::ServerUnaryReactor* AttentionService::Plan(grpc::CallbackServerContext* context,
+grpc::ServerUnaryReactor* AttentionService::Plan(grpc::CallbackServerContext*,
                                                  const grpc::ByteBuffer* request,
                                                  grpc::ByteBuffer* reply) {
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  absl::StatusOr<wire::DecodedForward> decoded =
-      CatchBadAlloc([&] { return DecodePlan(*request); });
-  if (!decoded.ok()) {
-    FinishPlan(decoded.status(), reply, reactor);
-    return reactor;
-  }
-  const ForwardDescription description = decoded->description;
-  engine_.Plan(description, [reactor, reply, decoded = *std::move(decoded)](
-                                const absl::StatusOr<PlanReport>& report) {
-    if (!report.ok()) return FinishPlan(report.status(), reply, reactor);
-    *reply = wire::Serialize(PlanResponseOf(decoded, *report));
-    reactor->Finish(grpc::Status::OK);
-  });
-  return reactor;
+  auto* call = new PlanCall(reply, live_calls_);
+  call->Start(engine_, *request);
+  return call;
 }
 
 }  // namespace attnd

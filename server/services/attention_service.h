@@ -44,7 +44,7 @@ class AttentionService final : public RawAttentionService {
   ATTND_REFUSE_UNARY(Attention, Backward)
   ATTND_REFUSE_UNARY(Attention, Merge)
 
-  // Forward calls that are being answered.
+  // Forward and Plan calls that are being answered.
   LiveCalls& live_calls() { return live_calls_; }
 
  private:

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -54,6 +55,15 @@ TEST(PlanCache, RemembersWhatIsNotSupportedAndForgetsAccidents) {
   }
   EXPECT_EQ(cache.builds(), 4);
   EXPECT_EQ(cache.size(), 1u);
+}
+
+TEST(PlanCache, ABuilderThatThrowsLeavesTheKeyUsable) {
+  Cache cache(4);
+  const auto thrown =
+      cache.GetOrBuild(1, []() -> Cache::Result { throw std::runtime_error("no memory"); });
+  EXPECT_EQ(thrown.status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(thrown.status().message(), "no memory");
+  EXPECT_EQ(**cache.GetOrBuild(1, [] { return Value(1); }), "1");
 }
 
 TEST(PlanCache, ThreadsThatAskTogetherShareOneBuild) {
