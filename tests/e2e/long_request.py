@@ -19,11 +19,12 @@ class LongRequest:
     """All queries and keys are 0, so that every output row is the mean of V's rows.
 
     Attributes:
-      request: BSHD_BSHD_BSHD [1, 12288, 8, 64] FLOAT32: 309 GFLOP, some seconds of one core.
+      request: BSHD_BSHD_BSHD [1, rows, 8, 64] FLOAT32; 12,288 rows are 309 GFLOP, some seconds of
+        one core.
     """
 
-    def __init__(self) -> None:
-        shape = (1, 12_288, 8, 64)
+    def __init__(self, rows: int = 12_288) -> None:
+        shape = (1, rows, 8, 64)
         v = np.random.default_rng(5).standard_normal(shape, dtype="f4")
         self._mean = v.mean(axis=1, keepdims=True, dtype="f8")
         self.request = attention_pb2.ForwardRequest()

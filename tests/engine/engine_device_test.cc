@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <future>
 
 #include "absl/time/clock.h"
@@ -38,7 +38,7 @@ absl::StatusOr<ForwardResult> RunNoise(Engine& engine, const ForwardDescription&
 }
 
 bool SameBytes(std::span<const std::byte> a, std::span<const std::byte> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+  return std::equal(a.begin(), a.end(), b.begin(), b.end());
 }
 
 TEST(EngineDevice, AnswersWhatTheReferenceLoopAnswers) {
