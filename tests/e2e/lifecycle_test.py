@@ -265,7 +265,7 @@ class LifecycleTest(unittest.TestCase):
             self.assertEqual(server.wait(), 0)
 
     def test_signals_let_the_request_in_flight_end(self):
-        long = LongRequest(rows=int(os.environ.get("ATTND_LONG_ROWS", "12288")))
+        long = LongRequest()
         for number in (signal.SIGTERM, signal.SIGINT):
             arguments = ["--threads=1", f"--drain-timeout={SECONDS}s"]
             with (

@@ -165,7 +165,8 @@ class LoadTest(unittest.TestCase):
                 self.check_server()
 
     def test_a_pool_that_is_full_now(self):
-        self.start("--pinned-pool=112MiB")  # The long request takes 96 MiB and its workspace.
+        # The long request, its workspace, and less than the other one.
+        self.start(f"--pinned-pool={self.long.mebibytes + 16}MiB")
         busy = self.keep_busy()
         request = tokens(24_000)  # 18 MiB and 6.
         error = self.refusal(request)

@@ -19,12 +19,14 @@ class LongRequest:
     """All queries and keys are 0, so that every output row is the mean of V's rows.
 
     Attributes:
-      request: BSHD_BSHD_BSHD [1, rows, 8, 64] FLOAT32; 12,288 rows are 309 GFLOP, some seconds of
-        one core.
+      request: BSHD_BSHD_BSHD [1, 12288, 8, 64] FLOAT32: 309 GFLOP, some seconds of one core. (Or
+        as many rows as the environment's ATTND_LONG_ROWS says.)
+      mebibytes: of its tensors, the output included.
     """
 
-    def __init__(self, rows: int = 12_288) -> None:
-        shape = (1, rows, 8, 64)
+    def __init__(self) -> None:
+        shape = (1, int(os.environ.get("ATTND_LONG_ROWS", "12288")), 8, 64)
+        self.mebibytes = 4 * 4 * int(np.prod(shape)) >> 20
         v = np.random.default_rng(5).standard_normal(shape, dtype="f4")
         self._mean = v.mean(axis=1, keepdims=True, dtype="f8")
         self.request = attention_pb2.ForwardRequest()
