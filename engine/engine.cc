@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "engine/backend/forward_memory.h"
+#include "engine/backend/call_memory.h"
+#include "engine/core/backward_checks.h"
+#include "engine/core/gradient_views.h"
 #include "engine/core/layout.h"
 #include "engine/core/status.h"
 
@@ -13,19 +16,31 @@ namespace {
 
 constexpr const char* kQueueFlag = "--max-queue";
 
-int64_t DeviceBytes(const ForwardMemory& memory, const AttentionPlan& plan) {
-  return SaturatingSum(SaturatingSum(memory.input_bytes, memory.output_bytes),
-                       plan.workspace_bytes());
+int64_t TensorBytes(const CallMemory& memory) {
+  return SaturatingSum(memory.inputs.bytes(), memory.outputs.bytes());
+}
+
+int64_t DeviceBytes(const CallMemory& memory, const CallPlan& plan) {
+  return SaturatingSum(TensorBytes(memory), plan.workspace_bytes());
 }
 
 // What of it the host pool holds: everything, but for the workspace of a device.
-int64_t HostBytes(const ForwardMemory& memory, const AttentionPlan& plan, bool on_device) {
-  return on_device ? SaturatingSum(memory.input_bytes, memory.output_bytes)
-                   : DeviceBytes(memory, plan);
+int64_t HostBytes(const CallMemory& memory, const CallPlan& plan, bool on_device) {
+  return on_device ? TensorBytes(memory) : DeviceBytes(memory, plan);
+}
+
+CallMemory LayOut(const AttentionProblem& problem, Pass pass, bool with_lse) {
+  return pass == Pass::kForward ? LayOutForward(problem, with_lse) : LayOutBackward(problem);
+}
+
+absl::StatusOr<std::unique_ptr<CallPlan>> PlanOf(AttentionBackend& backend,
+                                                 const AttentionProblem& problem, Pass pass) {
+  if (pass == Pass::kForward) return backend.BuildPlan(problem);
+  return backend.BuildBackwardPlan(problem);
 }
 
 absl::Status CheckCanEverHold(const MemoryPool& host, const MemoryPool* device,
-                              const ForwardMemory& memory, const AttentionPlan& plan) {
+                              const CallMemory& memory, const CallPlan& plan) {
   ATTND_RETURN_IF_ERROR(host.CheckCanEverHold(HostBytes(memory, plan, device != nullptr)));
   return device == nullptr ? absl::OkStatus() : device->CheckCanEverHold(DeviceBytes(memory, plan));
 }
@@ -35,29 +50,29 @@ absl::Status Draining() {
                    "the server is draining and takes no new work");
 }
 
-absl::Status CheckPageTables(const PreparedForward& prepared) {
+absl::Status CheckPageTables(const PreparedCall& prepared) {
   const AttentionProblem& p = prepared.problem();
   if (!p.is_paged) return absl::OkStatus();
-  ATTND_RETURN_IF_ERROR(
-      CheckPageTable(p, prepared.page_table_k(), p.num_pages_k, "sequences.page_table_k"));
-  return CheckPageTable(p, prepared.page_table_v(), p.num_pages_v, "sequences.page_table_v");
+  ATTND_RETURN_IF_ERROR(CheckPageTable(p, prepared.page_table(Piece::kPageTableK), p.num_pages_k,
+                                       "sequences.page_table_k"));
+  return CheckPageTable(p, prepared.page_table(Piece::kPageTableV), p.num_pages_v,
+                        "sequences.page_table_v");
+}
+
+// What a backward call has of its forward call.
+void CopyRetained(const RetainedForward& from, const PreparedCall& to) {
+  for (int i = 0; i < kNumPieces; ++i) {
+    const auto piece = static_cast<Piece>(i);
+    const bool was_output = piece == Piece::kOut || piece == Piece::kLse;
+    const BlockLayout& layout = was_output ? from.memory.outputs : from.memory.inputs;
+    const PoolBuffer& block = was_output ? *from.outputs : from.inputs;
+    const std::span<std::byte> source = layout.In(block.data(), piece);
+    const std::span<std::byte> target = to.input(piece);
+    if (!target.empty()) std::copy_n(source.begin(), source.size(), target.begin());
+  }
 }
 
 }  // namespace
-
-std::span<std::byte> PreparedForward::input(Buffer buffer) const {
-  const int i = static_cast<int>(buffer);
-  const std::optional<TensorDesc>& desc = work_->problem.inputs[i];
-  if (!desc) return {};
-  return work_->inputs.bytes().subspan(static_cast<size_t>(work_->memory.inputs[i]),
-                                       static_cast<size_t>(*NumBytes(*desc)));
-}
-
-std::span<int32_t> PreparedForward::Table(int64_t offset) const {
-  const auto bytes = static_cast<size_t>(work_->memory.page_table_bytes);
-  if (bytes == 0) return {};
-  return {reinterpret_cast<int32_t*>(work_->inputs.data() + offset), bytes / sizeof(int32_t)};
-}
 
 struct Engine::Lane {
   Lane(const ComputeTarget& target, int64_t queue_bytes)
@@ -72,7 +87,9 @@ struct Engine::Lane {
 };
 
 Engine::Engine(EngineParts parts)
-    : parts_(std::move(parts)), planner_(parts_.queue_bytes, kQueueFlag) {
+    : parts_(std::move(parts)),
+      contexts_(parts_.incarnation),
+      planner_(parts_.queue_bytes, kQueueFlag) {
   for (const ComputeTarget& target : parts_.targets) {
     lanes_.push_back(std::make_unique<Lane>(target, parts_.queue_bytes));
   }
@@ -98,23 +115,69 @@ std::vector<const AttentionBackend*> Engine::backends() const {
   return backends;
 }
 
-absl::StatusOr<AttentionProblem> Engine::Check(const ForwardDescription& d) const {
-  return Resolve(d.spec, d.sequences, d.inputs, {.out_dtype = d.out_dtype});
+std::string NameOf(const KernelFamily& family) {
+  const std::string_view dtype = Name(family.dtype);
+  return absl::StrCat(family.backend, " ", family.engine, " ",
+                      absl::string_view(dtype.data(), dtype.size()),
+                      family.pass == Pass::kForward ? " forward" : " backward");
 }
 
-bool Engine::PlansAreReady(const AttentionProblem& problem) const {
+void Engine::Disable(const KernelFamily& family) {
+  std::lock_guard lock(disabled_mutex_);
+  disabled_.push_back(family);
+}
+
+std::vector<KernelFamily> Engine::disabled() const {
+  std::lock_guard lock(disabled_mutex_);
+  return disabled_;
+}
+
+absl::StatusOr<std::unique_ptr<CallPlan>> Engine::BuildPlan(AttentionBackend& backend,
+                                                            const AttentionProblem& problem,
+                                                            Pass pass) const {
+  ATTND_ASSIGN_OR_RETURN(std::unique_ptr<CallPlan> plan, PlanOf(backend, problem, pass));
+  const KernelFamily family = {backend.info().name, std::string(plan->engine()), problem.dtype,
+                               pass};
+  std::lock_guard lock(disabled_mutex_);
+  if (std::find(disabled_.begin(), disabled_.end(), family) == disabled_.end()) return plan;
+  return UnimplementedField(reason::kNotSupported, "spec.dtype",
+                            absl::StrCat("is not computed here: ", NameOf(family),
+                                         " failed the self-test when the server started"));
+}
+
+absl::StatusOr<CheckedCall> Engine::Check(const CallDescription& d) {
+  CheckedCall call{.pass = d.pass, .with_lse = d.return_lse || d.retain, .retain = d.retain};
+  if (!d.context.empty()) {
+    ATTND_ASSIGN_OR_RETURN(call.retained, contexts_.Find(d.context, absl::Now()));
+    call.problem = call.retained->problem;
+    ATTND_RETURN_IF_ERROR(CheckOutGradient(call.problem, d.backward.d_out));
+    return call;
+  }
+  DType out_dtype = d.out_dtype;
+  if (d.backward.out && d.backward.out->dtype == DType::kFloat32) out_dtype = DType::kFloat32;
+  ATTND_ASSIGN_OR_RETURN(call.problem,
+                         Resolve(d.spec, d.sequences, d.inputs, {.out_dtype = out_dtype}));
+  if (d.pass == Pass::kBackward) {
+    ATTND_RETURN_IF_ERROR(CheckBackwardTensors(call.problem, d.backward));
+  }
+  if (d.retain) ATTND_RETURN_IF_ERROR(CheckGradientViews(call.problem));
+  return call;
+}
+
+bool Engine::PlansAreReady(const CheckedCall& call) const {
   return std::all_of(lanes_.begin(), lanes_.end(), [&](const std::unique_ptr<Lane>& lane) {
-    return lane->backend.PlanIsReady(problem);
+    return lane->backend.PlanIsReady(call.problem, call.pass);
   });
 }
 
-void Engine::Plan(const ForwardDescription& d, PlanDone done) {
+void Engine::Plan(const CallDescription& d, PlanDone done) {
   absl::StatusOr<AttentionProblem> problem = Resolve(
       d.spec, d.sequences, d.inputs, {.out_dtype = d.out_dtype, .derive_missing_shapes = true});
   if (!problem.ok()) return done(problem.status());
-  const bool ready = PlansAreReady(*problem);
-  auto report = [this, problem = *std::move(problem), with_lse = d.return_lse]() mutable {
-    return CatchBadAlloc([&] { return Report(std::move(problem), with_lse); });
+  CheckedCall call{*std::move(problem), d.pass, d.return_lse};
+  const bool ready = PlansAreReady(call);
+  auto report = [this, call = std::move(call)]() mutable {
+    return CatchBadAlloc([&] { return Report(std::move(call)); });
   };
   if (draining_) return done(Draining());
   if (ready) return done(report());
@@ -129,15 +192,16 @@ void Engine::Plan(const ForwardDescription& d, PlanDone done) {
       /*bytes=*/0);
 }
 
-absl::StatusOr<PlanReport> Engine::Report(AttentionProblem problem, bool with_lse) const {
+absl::StatusOr<PlanReport> Engine::Report(CheckedCall call) const {
   PlanReport report;
   for (const std::unique_ptr<Lane>& lane : lanes_) {
-    const absl::StatusOr<std::unique_ptr<AttentionPlan>> plan = lane->backend.BuildPlan(problem);
+    const absl::StatusOr<std::unique_ptr<CallPlan>> plan =
+        BuildPlan(lane->backend, call.problem, call.pass);
     report.backend = lane->backend.info().name;
     report.support = plan.status();
     if (absl::IsUnimplemented(plan.status())) continue;
     if (!plan.ok()) break;
-    const ForwardMemory memory = LayOutForward(problem, with_lse);
+    const CallMemory memory = LayOut(call.problem, call.pass, call.with_lse);
     report.engine = std::string((*plan)->engine());
     report.workspace_bytes = (*plan)->workspace_bytes();
     report.device_bytes = DeviceBytes(memory, **plan);
@@ -145,24 +209,27 @@ absl::StatusOr<PlanReport> Engine::Report(AttentionProblem problem, bool with_ls
     report.support = CheckCanEverHold(*parts_.host_pool, lane->device_pool, memory, **plan);
     break;
   }
-  report.problem = std::move(problem);
+  report.problem = std::move(call.problem);
   return report;
 }
 
-void Engine::Prepare(AttentionProblem problem, bool return_lse, RequestContext context,
-                     PrepareDone done) {
-  auto work = std::make_unique<ForwardWork>();
-  work->problem = std::move(problem);
-  work->with_lse = return_lse;
+void Engine::Prepare(CheckedCall call, RequestContext context, PrepareDone done) {
+  auto work = std::make_unique<Work>();
+  work->plan_cache_hit = PlansAreReady(call);
+  work->problem = std::move(call.problem);
+  work->pass = call.pass;
+  work->with_lse = call.with_lse;
   work->context = std::move(context);
-  work->plan_cache_hit = PlansAreReady(work->problem);
+  if (call.retain) work->retain = Retainer(*call.retain);
   const bool ready = work->plan_cache_hit;
   // While it waits, its message holds them.
-  const int64_t bytes = LayOutForward(work->problem, work->with_lse).input_bytes;
-  auto place = [this, work = std::move(work)]() mutable {
-    return CatchBadAlloc([&]() -> absl::StatusOr<PreparedForward> {
+  const int64_t bytes = LayOut(work->problem, work->pass, work->with_lse).inputs.bytes();
+  auto place = [this, work = std::move(work), retained = std::move(call.retained)]() mutable {
+    return CatchBadAlloc([&]() -> absl::StatusOr<PreparedCall> {
       ATTND_RETURN_IF_ERROR(Batcher::CheckLive(*work, absl::Now()));
-      return Place(std::move(work));
+      ATTND_ASSIGN_OR_RETURN(PreparedCall prepared, Place(std::move(work)));
+      if (retained != nullptr) CopyRetained(*retained, prepared);
+      return prepared;
     });
   };
   if (draining_) return done(Draining());
@@ -178,18 +245,32 @@ void Engine::Prepare(AttentionProblem problem, bool return_lse, RequestContext c
       bytes);
 }
 
-absl::StatusOr<PreparedForward> Engine::Place(std::unique_ptr<ForwardWork> work) {
+// Run by a worker: the engine outlives its workers.
+absl::AnyInvocable<std::string(Work&, const std::shared_ptr<const PoolBuffer>&)> Engine::Retainer(
+    absl::Duration lease) {
+  return [this, lease](Work& work, const std::shared_ptr<const PoolBuffer>& outputs) {
+    auto context = std::make_shared<RetainedForward>();
+    context->problem = std::move(work.problem);
+    context->memory = work.memory;
+    context->inputs = std::move(work.inputs);
+    context->outputs = outputs;
+    return contexts_.Put(std::move(context), absl::Now() + lease);
+  };
+}
+
+absl::StatusOr<PreparedCall> Engine::Place(std::unique_ptr<Work> work) {
   absl::Status refusal;
   for (const std::unique_ptr<Lane>& lane : lanes_) {
-    absl::StatusOr<std::unique_ptr<AttentionPlan>> plan = lane->backend.BuildPlan(work->problem);
+    absl::StatusOr<std::unique_ptr<CallPlan>> plan =
+        BuildPlan(lane->backend, work->problem, work->pass);
     refusal = plan.status();
     if (absl::IsUnimplemented(refusal)) continue;
     ATTND_RETURN_IF_ERROR(refusal);
     work->backend = &lane->backend;
     work->plan = *std::move(plan);
-    work->memory = LayOutForward(work->problem, work->with_lse);
+    work->memory = LayOut(work->problem, work->pass, work->with_lse);
     ATTND_RETURN_IF_ERROR(Reserve(*lane, *work));
-    PreparedForward prepared;
+    PreparedCall prepared;
     prepared.work_ = std::move(work);
     prepared.batcher_ = &lane->batcher;
     return prepared;
@@ -197,14 +278,14 @@ absl::StatusOr<PreparedForward> Engine::Place(std::unique_ptr<ForwardWork> work)
   return refusal;
 }
 
-absl::Status Engine::Reserve(const Lane& lane, ForwardWork& work) {
-  const ForwardMemory& memory = work.memory;
+absl::Status Engine::Reserve(const Lane& lane, Work& work) {
+  const CallMemory& memory = work.memory;
   MemoryPool& host = *parts_.host_pool;
   ATTND_RETURN_IF_ERROR(CheckCanEverHold(host, lane.device_pool, memory, *work.plan));
   work.bytes = DeviceBytes(memory, *work.plan);
   auto allocate = [&](Fit fit) -> absl::Status {
-    ATTND_ASSIGN_OR_RETURN(work.inputs, host.Allocate(memory.input_bytes, fit));
-    ATTND_ASSIGN_OR_RETURN(work.outputs, host.Allocate(memory.output_bytes, fit));
+    ATTND_ASSIGN_OR_RETURN(work.inputs, host.Allocate(memory.inputs.bytes(), fit));
+    ATTND_ASSIGN_OR_RETURN(work.outputs, host.Allocate(memory.outputs.bytes(), fit));
     ATTND_ASSIGN_OR_RETURN(work.device, lane.device_pool == nullptr
                                             ? host.Allocate(work.plan->workspace_bytes(), fit)
                                             : lane.device_pool->Allocate(work.bytes, fit));
@@ -219,13 +300,14 @@ absl::Status Engine::Reserve(const Lane& lane, ForwardWork& work) {
   std::vector<Batcher::WorkPtr> dropped;
   const absl::Time now = absl::Now();
   for (const std::unique_ptr<Lane>& other : lanes_) other->batcher.Sweep(now, dropped);
+  contexts_.Sweep(now);
   DropAll(std::move(dropped), now, absl::OkStatus());
   return allocate(Fit::kTight);
 }
 
-void Engine::Submit(PreparedForward prepared, ForwardDone done) {
+void Engine::Submit(PreparedCall prepared, CallDone done) {
   absl::Status status = CheckPageTables(prepared);
-  std::unique_ptr<ForwardWork> work = std::move(prepared.work_);
+  std::unique_ptr<Work> work = std::move(prepared.work_);
   std::vector<Batcher::WorkPtr> dropped;
   const absl::Time now = absl::Now();
   if (status.ok()) {

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "engine/backend/call_memory.h"
 #include "engine/core/request_context.h"
 #include "engine/engine_types.h"
 #include "engine/memory/memory_pool.h"
@@ -25,29 +26,34 @@
 namespace attnd {
 
 // A request that passed every check, with memory, and with its inputs still to be written.
-class PreparedForward {
+class PreparedCall {
  public:
   const AttentionProblem& problem() const { return work_->problem; }
-  // The bytes of an input buffer, of its description's size; empty for buffers without elements.
-  std::span<std::byte> input(Buffer buffer) const;
-  // [b, pages], row-major; empty unless paged.
-  std::span<int32_t> page_table_k() const { return Table(work_->memory.page_table_k); }
-  std::span<int32_t> page_table_v() const { return Table(work_->memory.page_table_v); }
+  // The bytes of an input, of its description's size; empty where the call has none.
+  std::span<std::byte> input(Piece piece) const {
+    return work_->memory.inputs.In(work_->inputs.data(), piece);
+  }
+  // Null where the call has no such input.
+  const TensorDesc* desc(Piece piece) const { return work_->memory.inputs.desc(piece); }
+  // [b, pages], row-major.
+  std::span<int32_t> page_table(Piece piece) const {
+    const std::span<std::byte> bytes = input(piece);
+    return {reinterpret_cast<int32_t*>(bytes.data()), bytes.size() / sizeof(int32_t)};
+  }
   // How long writing the inputs took, for the report.
   void set_copy_in(absl::Duration duration) { work_->copy_in = duration; }
 
  private:
   friend class Engine;
-  std::span<int32_t> Table(int64_t offset) const;
 
-  std::unique_ptr<ForwardWork> work_;
+  std::unique_ptr<Work> work_;
   Batcher* batcher_ = nullptr;
 };
 
 class Engine {
  public:
   using PlanDone = absl::AnyInvocable<void(absl::StatusOr<PlanReport>)>;
-  using PrepareDone = absl::AnyInvocable<void(absl::StatusOr<PreparedForward>)>;
+  using PrepareDone = absl::AnyInvocable<void(absl::StatusOr<PreparedCall>)>;
 
   // Starts the workers. At least one target. INTERNAL where a device gives no queue.
   static absl::StatusOr<std::unique_ptr<Engine>> Make(EngineParts parts);
@@ -56,24 +62,29 @@ class Engine {
 
   // Calls `done` once: here if the plan is at hand, else on another thread when it has been built.
   // Contradictions are INVALID_ARGUMENT; what no backend computes is in PlanReport::support. Shapes
-  // may be left out where the spec states the sizes.
-  void Plan(const ForwardDescription& description, PlanDone done);
+  // may be left out where the spec states the sizes, and backward tensors always.
+  void Plan(const CallDescription& description, PlanDone done);
 
-  // The checked problem, whose buffers must all be described. INVALID_ARGUMENT for contradictions.
-  absl::StatusOr<AttentionProblem> Check(const ForwardDescription& description) const;
+  // All tensors must be described. INVALID_ARGUMENT for contradictions.
+  // NOT_FOUND and FAILED_PRECONDITION for a context that never was, or is no more.
+  absl::StatusOr<CheckedCall> Check(const CallDescription& description);
 
   // Calls `done` once, as Plan does. UNIMPLEMENTED where no backend computes it, RESOURCE_EXHAUSTED
   // where a pool cannot hold it.
-  void Prepare(AttentionProblem problem, bool return_lse, RequestContext context, PrepareDone done);
+  void Prepare(CheckedCall call, RequestContext context, PrepareDone done);
 
   // Queues the request. `done` runs exactly once: here if it is refused (page tables that leave the
   // pool, full queue, draining), else on a worker.
-  void Submit(PreparedForward prepared, ForwardDone done);
+  void Submit(PreparedCall prepared, CallDone done);
 
   // Refuses new work, and waits until what was accepted has run or `deadline` has passed; then the
   // rest is dropped and what is running ended, with UNAVAILABLE; on a device, what has been
   // launched runs to its end. Later calls return at once.
   void Drain(absl::Time deadline);
+
+  // From now on nothing runs on these kernels.
+  void Disable(const KernelFamily& family);
+  std::vector<KernelFamily> disabled() const;
 
   // In order of preference.
   std::vector<const AttentionBackend*> backends() const;
@@ -84,14 +95,22 @@ class Engine {
   struct Lane;  // A target with its queue and workers.
 
   explicit Engine(EngineParts parts);
-  bool PlansAreReady(const AttentionProblem& problem) const;
-  absl::StatusOr<PlanReport> Report(AttentionProblem problem, bool with_lse) const;
-  absl::StatusOr<PreparedForward> Place(std::unique_ptr<ForwardWork> work);
-  absl::Status Reserve(const Lane& lane, ForwardWork& work);
+  bool PlansAreReady(const CheckedCall& call) const;
+  absl::StatusOr<std::unique_ptr<CallPlan>> BuildPlan(AttentionBackend& backend,
+                                                      const AttentionProblem& problem,
+                                                      Pass pass) const;
+  absl::StatusOr<PlanReport> Report(CheckedCall call) const;
+  absl::AnyInvocable<std::string(Work&, const std::shared_ptr<const PoolBuffer>&)> Retainer(
+      absl::Duration lease);
+  absl::StatusOr<PreparedCall> Place(std::unique_ptr<Work> work);
+  absl::Status Reserve(const Lane& lane, Work& work);
 
   const EngineParts parts_;
+  ContextStore contexts_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   TaskThread planner_;
+  mutable std::mutex disabled_mutex_;
+  std::vector<KernelFamily> disabled_;
   std::atomic<bool> draining_ = false;
   std::mutex drain_mutex_;
 };

@@ -3,14 +3,18 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "engine/backend/attention_backend.h"
 #include "engine/core/attention_problem.h"
 #include "engine/core/attention_spec.h"
+#include "engine/core/backward_checks.h"
 #include "engine/memory/memory_pool.h"
+#include "engine/store/context_store.h"
 
 namespace attnd {
 
@@ -28,16 +32,45 @@ struct EngineParts {
   // In order of preference: a request runs on the first that computes it.
   std::vector<ComputeTarget> targets;
   int64_t queue_bytes = 0;  // Of each target.
+  std::string incarnation;  // Differs with every start; begins the names of retained contexts.
 };
 
 // A request but for its tensors' bytes.
-struct ForwardDescription {
+struct CallDescription {
+  Pass pass = Pass::kForward;
   AttentionSpec spec;
   Sequences sequences;
   InputDescs inputs;
+  // Forward only.
   bool return_lse = false;
   DType out_dtype = DType::kUnspecified;  // kUnspecified: the spec's.
+  std::optional<absl::Duration> retain;   // Keep what backward needs, for so long.
+  // Backward only.
+  BackwardDescs backward;
+  std::string context;  // Not empty: of a retained forward call; nothing else but d_out is given.
 };
+
+// A request without contradictions.
+struct CheckedCall {
+  AttentionProblem problem;
+  Pass pass = Pass::kForward;
+  bool with_lse = false;
+  std::optional<absl::Duration> retain;
+  std::shared_ptr<const RetainedForward> retained;  // Of a backward call with a context.
+};
+
+// Kernels that stand or fall together.
+struct KernelFamily {
+  std::string backend;
+  std::string engine;
+  DType dtype = DType::kUnspecified;
+  Pass pass = Pass::kForward;
+
+  bool operator==(const KernelFamily&) const = default;
+};
+
+// "cuda cudnn_ragged FLOAT16 forward".
+std::string NameOf(const KernelFamily& family);
 
 // What would run, and what it needs.
 struct PlanReport {

@@ -20,6 +20,7 @@
 #include "engine/core/status.h"
 #include "engine/engine.h"
 #include "engine/engine_parts.h"
+#include "engine/self_test.h"
 #include "server/services/admin_service.h"
 #include "server/services/attention_service.h"
 #include "server/services/health_service.h"
@@ -125,12 +126,13 @@ void RedirectLibraryLogs() {
 
 class GrpcServer final : public Server {
  public:
-  GrpcServer(const Config& config, std::unique_ptr<Engine> engine, std::string why_backend)
+  GrpcServer(const Config& config, const std::string& incarnation, std::unique_ptr<Engine> engine,
+             std::string why_backend)
       : config_(config),
         engine_(std::move(engine)),
         why_backend_(std::move(why_backend)),
-        attention_(*engine_),
-        admin_(*engine_, MakeIncarnation()),
+        attention_(*engine_, config.advertise),
+        admin_(*engine_, incarnation),
         health_state_(std::make_shared<HealthState>(std::set<std::string>{
             v1::Attention::service_full_name(), v1::Tensors::service_full_name(),
             v1::Sessions::service_full_name(), v1::Admin::service_full_name()})),
@@ -237,8 +239,14 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config) {
   if (!chosen.ok()) {
     return absl::UnavailableError(absl::StrCat("--backend=cuda: ", chosen.status().message()));
   }
+  chosen->parts.incarnation = MakeIncarnation();
+  const std::string incarnation = chosen->parts.incarnation;
   ATTND_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Make(std::move(chosen->parts)));
-  auto server = std::make_unique<GrpcServer>(config, std::move(engine), std::move(chosen->why));
+  for (const std::string& failure : RunSelfTest(*engine)) {
+    Log(LogLevel::kError, "self-test failed", {{"kernels", failure}});
+  }
+  auto server =
+      std::make_unique<GrpcServer>(config, incarnation, std::move(engine), std::move(chosen->why));
   ATTND_RETURN_IF_ERROR(server->Listen());
   return server;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "engine/core/gradient_views.h"
 #include "engine/core/layout.h"
 #include "engine/core/status.h"
 #include "engine/cpu/reference_attention.h"
@@ -54,6 +55,12 @@ absl::StatusOr<AttentionSpec> ToSpec(const v1::AttentionSpec& from) {
   if (from.window().has_left()) to.window_left = from.window().left();
   if (from.window().has_right()) to.window_right = from.window().right();
   to.window_alignment = static_cast<Alignment>(from.window_alignment());
+  to.bias_kind = static_cast<BiasKind>(from.bias_kind());
+  to.softmax_kind = static_cast<SoftmaxKind>(from.softmax_kind());
+  if (from.has_dropout()) {
+    const v1::Dropout& dropout = from.dropout();
+    to.dropout = Dropout{dropout.probability(), dropout.seed(), dropout.offset()};
+  }
   if (from.has_views()) {
     ATTND_ASSIGN_OR_RETURN(RequestedView q, ToView(from.views().q()));
     ATTND_ASSIGN_OR_RETURN(RequestedView k, ToView(from.views().k()));
@@ -76,8 +83,10 @@ Sequences ToSequences(const v1::Sequences& from) {
   return to;
 }
 
-InputDescs ToInputs(const v1::QkvBuffers& from) {
+template <typename Request>
+InputDescs ToInputs(const Request& request) {
   InputDescs to;
+  const v1::QkvBuffers& from = request.inputs();
   const auto set = [&](Buffer buffer, bool present, const v1::Tensor& tensor) {
     if (present) to.buffers[static_cast<size_t>(buffer)] = ToDesc(tensor);
   };
@@ -86,6 +95,8 @@ InputDescs ToInputs(const v1::QkvBuffers& from) {
   set(Buffer::kKv, from.has_kv(), from.kv());
   set(Buffer::kK, from.has_k(), from.k());
   set(Buffer::kV, from.has_v(), from.v());
+  if (request.has_bias()) to.bias = ToDesc(request.bias());
+  if (request.has_softmax_offset()) to.softmax_offset = ToDesc(request.softmax_offset());
   return to;
 }
 
@@ -101,11 +112,11 @@ absl::Status Explain(const absl::Status& status) {
   return absl::Status(status.code(), line);
 }
 
-absl::StatusOr<AttentionProblem> ResolveRequest(const v1::ForwardRequest& request,
-                                                DType out_dtype) {
+template <typename Request>
+absl::StatusOr<AttentionProblem> ResolveRequest(const Request& request, DType out_dtype) {
   ATTND_ASSIGN_OR_RETURN(const AttentionSpec spec, ToSpec(request.spec()));
   absl::StatusOr<AttentionProblem> problem =
-      Resolve(spec, ToSequences(request.sequences()), ToInputs(request.inputs()),
+      Resolve(spec, ToSequences(request.sequences()), ToInputs(request),
               {.out_dtype = out_dtype, .derive_missing_shapes = true});
   if (!problem.ok()) return Explain(problem.status());
   return problem;
@@ -145,6 +156,61 @@ void CompareLse(const v1::Tensor& got, const std::vector<float>& expected, Check
   result->lse_bound = result->out_bound * magnitude;
 }
 
+// RMS of the difference over that of the reference, which counts as at least 0.1.
+double GradientRms(const v1::Tensor& got, const HostTensor& expected) {
+  double difference = 0, reference = 0;
+  const int64_t count = *NumElements(expected.shape);
+  for (int64_t i = 0; i < count; ++i) {
+    const double value = LoadFloat(got.dtype(), got.data().data(), i);
+    const double exact = LoadFloat(expected.dtype, expected.data.get(), i);
+    difference += (value - exact) * (value - exact);
+    reference += exact * exact;
+  }
+  const double n = std::max<double>(static_cast<double>(count), 1);
+  return std::sqrt(difference / n) / std::max(std::sqrt(reference / n), 0.1);
+}
+
+double GradientBound(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16: return 8e-3;
+    case DType::kBFloat16: return 3e-2;
+    default: return 3e-5;
+  }
+}
+
+// What both passes read of the request.
+template <typename Buffers>
+void SetInputs(const CallTensors& tensors, Buffers* buffers) {
+  for (const auto& [slot, tensor] : tensors) {
+    const std::byte* data = tensor.data.get();
+    if (slot <= kNumInputSlots) buffers->inputs[static_cast<size_t>(slot) - 1] = data;
+    if (slot == kBiasSlot) buffers->bias = data;
+    if (slot == kSoftmaxOffsetSlot) buffers->softmax_offset = reinterpret_cast<const float*>(data);
+  }
+}
+
+// Memory for the gradients of whatever has one, by slot.
+CallTensors MakeGradients(const CallTensors& tensors) {
+  CallTensors gradients;
+  for (const auto& [slot, tensor] : tensors) {
+    if (slot <= kSoftmaxOffsetSlot) gradients[slot] = *MakeTensor(tensor.dtype, tensor.shape);
+  }
+  return gradients;
+}
+
+BackwardBuffers ToBuffers(const CallTensors& tensors, const CallTensors& gradients) {
+  BackwardBuffers buffers;
+  SetInputs(tensors, &buffers);
+  buffers.d_out = tensors.at(kOutGradientSlot).data.get();
+  for (const auto& [slot, tensor] : gradients) {
+    std::byte* data = tensor.data.get();
+    if (slot <= kNumInputSlots) buffers.grads[static_cast<size_t>(slot) - 1] = data;
+    if (slot == kBiasSlot) buffers.d_bias = data;
+    if (slot == kSoftmaxOffsetSlot) buffers.d_softmax_offset = reinterpret_cast<float*>(data);
+  }
+  return buffers;
+}
+
 bool HasElements(const v1::Tensor& tensor, const TensorDesc& desc) {
   return std::equal(tensor.shape().begin(), tensor.shape().end(), desc.shape.begin(),
                     desc.shape.end()) &&
@@ -174,8 +240,13 @@ void StoreFloat(v1::DataType dtype, void* base, int64_t index, float value) {
 }
 
 absl::StatusOr<ResolvedShapes> ResolveShapes(const v1::ForwardRequest& request) {
+  v1::ForwardRequest plain = request;
+  plain.mutable_spec()->clear_bias_kind();
+  plain.mutable_spec()->clear_softmax_kind();
+  plain.clear_bias();
+  plain.clear_softmax_offset();
   ATTND_ASSIGN_OR_RETURN(const AttentionProblem problem,
-                         ResolveRequest(request, ToDType(request.out_dtype())));
+                         ResolveRequest(plain, ToDType(plain.out_dtype())));
   ResolvedShapes shapes;
   for (int i = 0; i < kNumInputBuffers; ++i) {
     const std::optional<TensorDesc>& desc = problem.inputs[static_cast<size_t>(i)];
@@ -183,11 +254,15 @@ absl::StatusOr<ResolvedShapes> ResolveShapes(const v1::ForwardRequest& request) 
   }
   shapes.num_pages_k = problem.num_pages_k;
   shapes.num_pages_v = problem.num_pages_v;
+  shapes.batch = problem.batch;
+  shapes.num_heads = problem.num_heads;
+  shapes.max_seqlen_q = problem.max_seqlen_q;
+  shapes.max_seqlen_kv = problem.max_seqlen_kv;
   return shapes;
 }
 
 absl::StatusOr<CheckResult> CheckForward(const v1::ForwardRequest& request,
-                                         const std::map<int, HostTensor>& inputs,
+                                         const CallTensors& tensors,
                                          const v1::ForwardResponse& response) {
   // O in float32, so that only the server's result is rounded to the request's type.
   ATTND_ASSIGN_OR_RETURN(const AttentionProblem problem, ResolveRequest(request, DType::kFloat32));
@@ -202,9 +277,7 @@ absl::StatusOr<CheckResult> CheckForward(const v1::ForwardRequest& request,
   std::vector<float> out(static_cast<size_t>(*attnd::NumElements(problem.out_desc.shape)));
   std::vector<float> lse(static_cast<size_t>(*attnd::NumElements(problem.lse_desc.shape)));
   ForwardBuffers buffers;
-  for (const auto& [field, tensor] : inputs) {
-    buffers.inputs[static_cast<size_t>(field - 1)] = tensor.data.get();
-  }
+  SetInputs(tensors, &buffers);
   const v1::Sequences& sequences = request.sequences();
   if (problem.is_paged) {
     ATTND_ASSIGN_OR_RETURN(buffers.page_table_k,
@@ -225,6 +298,39 @@ absl::StatusOr<CheckResult> CheckForward(const v1::ForwardRequest& request,
   // Written so that NaN fails.
   result.passed = result.out_error <= result.out_bound &&
                   (!result.lse_error || *result.lse_error <= result.lse_bound);
+  return result;
+}
+
+absl::StatusOr<GradientCheck> CheckBackward(const v1::BackwardRequest& request,
+                                            const CallTensors& tensors,
+                                            const v1::BackwardResponse& response) {
+  ATTND_ASSIGN_OR_RETURN(const AttentionProblem problem,
+                         ResolveRequest(request, ToDType(request.d_out().dtype())));
+  if (ToDesc(request.d_out()).shape != problem.out_desc.shape) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("d_out is no tensor of shape ", attnd::ShapeString(problem.out_desc.shape)));
+  }
+  if (absl::Status status = CheckGradientViews(problem); !status.ok()) return Explain(status);
+  const CallTensors expected = MakeGradients(tensors);
+  ATTND_RETURN_IF_ERROR(ReferenceBackward(problem, ToBuffers(tensors, expected)));
+
+  GradientCheck result{.bound = GradientBound(problem.dtype), .passed = true};
+  const auto got = GradientsOf(response);
+  if (got.size() != expected.size()) {
+    return absl::InternalError(
+        absl::StrCat("the reply has ", got.size(), " gradients of ", expected.size(), " tensors"));
+  }
+  for (const auto& [slot, tensor] : got) {
+    const auto want = expected.find(slot);
+    if (want == expected.end() ||
+        !HasElements(*tensor, {ToDType(want->second.dtype), want->second.shape})) {
+      return absl::InternalError(
+          absl::StrCat("the reply's gradient of ", SlotName(slot), " has not its shape"));
+    }
+    result.gradients.push_back({slot, GradientRms(*tensor, want->second)});
+    // Written so that NaN fails.
+    result.passed = result.passed && result.gradients.back().error <= result.bound;
+  }
   return result;
 }
 

@@ -18,7 +18,7 @@ inline constexpr int kExitUsage = 2;
 // The fields of v1::QkvBuffers, in order; the number of a field is its index here + 1.
 inline constexpr std::array<const char*, 5> kInputNames = {"qkv", "q", "kv", "k", "v"};
 
-// Options of `plan` and `forward`. Texts are what was typed; empty means absent.
+// Options of `plan`, `forward` and `backward`. Texts are what was typed; empty means absent.
 struct RequestOptions {
   std::string layout;
   std::string dtype;
@@ -40,17 +40,29 @@ struct RequestOptions {
   std::string window_alignment;
   std::optional<double> scale;
   std::optional<double> softcap;
+  std::string bias_kind;
+  std::string bias_file;
+  std::string bias_shape;  // "1hss"
+  std::string softmax;
+  std::string softmax_offset_file;
+  std::optional<double> dropout;
+  int64_t dropout_seed = 0;
+  int64_t dropout_offset = 0;
   bool lse = false;
+  bool backward = false;            // plan
   std::vector<std::string> views;   // "q:BUFFER:BYTE_OFFSET:S0,S1,S2,S3"
   std::vector<std::string> shapes;  // "BUFFER:D0,D1,..."
   std::array<std::string, kInputNames.size()> input_files;
   std::string page_table_k_file;
   std::string page_table_v_file;
+  std::string saved_out_file;  // backward: what forward returned, ...
+  std::string saved_lse_file;
+  std::string d_out_file;  // ... and the gradient of O.
   bool random = false;
   uint64_t seed = 0;
 };
 
-enum class Command { kHealth, kCapabilities, kPlan, kForward };
+enum class Command { kHealth, kCapabilities, kPlan, kForward, kBackward };
 
 struct Options {
   Command command = Command::kHealth;
@@ -60,11 +72,15 @@ struct Options {
   // health
   std::string service;
   double wait_seconds = 0;
-  // plan, forward
+  // plan, forward, backward
   RequestOptions request;
   // forward
   std::string out_file;
   std::string lse_out_file;
+  // backward
+  std::optional<double> retain_seconds;
+  std::string grads_prefix;
+  // forward, backward
   bool check = false;
   bool progress = false;
 };

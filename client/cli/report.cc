@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -55,6 +56,8 @@ std::string FirstElements(const v1::Tensor& tensor) {
   return count > kShownElements ? text + " ..." : text;
 }
 
+std::string GradientName(int slot) { return absl::StrCat("d_", SlotName(slot)); }
+
 std::vector<std::string> TensorRow(const std::string& name, v1::DataType dtype,
                                    const std::vector<int64_t>& shape, int64_t bytes) {
   return {"  " + name, ShapeString(shape), ShortName(dtype), BytesString(bytes)};
@@ -95,6 +98,61 @@ std::string CheckJson(const CheckResult& check) {
                     ",\"lse_bound\":", Number(check.lse_bound));
   }
   return json + "}";
+}
+
+std::string CheckText(const GradientCheck& check) {
+  std::string text = absl::StrCat("check ", check.passed ? "PASS" : "FAIL", ": RMS error of");
+  const char* separator = " ";
+  for (const GradientError& gradient : check.gradients) {
+    absl::StrAppendFormat(&text, "%s%s %.2e", separator, GradientName(gradient.slot),
+                          gradient.error);
+    separator = ", ";
+  }
+  return text + absl::StrFormat(" (bound %.2e)\n", check.bound);
+}
+
+std::string CheckJson(const GradientCheck& check) {
+  std::string json = absl::StrCat("{\"passed\":", check.passed ? "true" : "false",
+                                  ",\"bound\":", Number(check.bound), ",\"rms_errors\":{");
+  const char* separator = "";
+  for (const GradientError& gradient : check.gradients) {
+    absl::StrAppend(&json, separator, Quoted(GradientName(gradient.slot)), ":",
+                    Number(gradient.error));
+    separator = ",";
+  }
+  return json + "}}";
+}
+
+// A tensor of a reply, by its name in the text.
+using NamedTensor = std::pair<std::string, const v1::Tensor*>;
+
+std::string CallText(const std::string& title, const CallTensors& tensors,
+                     const std::vector<NamedTensor>& reply) {
+  std::vector<std::vector<std::string>> sent, received;
+  for (const auto& [slot, tensor] : tensors) {
+    sent.push_back(TensorRow(SlotName(slot), tensor.dtype, tensor.shape, tensor.byte_size));
+  }
+  std::string beginnings;
+  for (const auto& [name, tensor] : reply) {
+    received.push_back(TensorRow(name, tensor->dtype(), ToVector(tensor->shape()),
+                                 static_cast<int64_t>(tensor->data().size())));
+    absl::StrAppend(&beginnings, "  ", name, " begins  ", FirstElements(*tensor), "\n");
+  }
+  return absl::StrCat("sent ", title, "\n", TensorTable(sent), "received\n", TensorTable(received),
+                      beginnings);
+}
+
+std::string TrafficText(const Traffic& traffic) {
+  const double bytes = static_cast<double>(traffic.sent_bytes + traffic.received_bytes);
+  return absl::StrFormat(
+      "took %.3f ms, %s/s of tensors there and back\n", traffic.seconds * 1e3,
+      BytesString(static_cast<int64_t>(bytes / std::max(traffic.seconds, 1e-9))));
+}
+
+std::string CallJson(const google::protobuf::Message& reply, const Traffic& traffic) {
+  return absl::StrCat("{\"reply\":", MessageJson(reply), ",\"sent_bytes\":", traffic.sent_bytes,
+                      ",\"received_bytes\":", traffic.received_bytes,
+                      ",\"seconds\":", Number(traffic.seconds));
 }
 
 void DropElements(v1::Tensor* tensor) {
@@ -205,39 +263,41 @@ std::string PlanText(const v1::PlanResponse& reply) {
 }
 
 std::string ForwardText(const ForwardCall& call, const v1::ForwardResponse& reply,
-                        const ForwardReport& report) {
-  std::vector<std::vector<std::string>> sent, received;
-  for (const auto& [field, tensor] : call.inputs) {
-    sent.push_back(TensorRow(kInputNames[static_cast<size_t>(field - 1)], tensor.dtype,
-                             tensor.shape, tensor.byte_size));
-  }
-  const auto add_received = [&received](const char* name, const v1::Tensor& tensor) {
-    received.push_back(TensorRow(name, tensor.dtype(), ToVector(tensor.shape()),
-                                 static_cast<int64_t>(tensor.data().size())));
-  };
-  add_received("out", reply.out());
-  if (reply.has_lse()) add_received("lse", reply.lse());
-
-  std::string text = absl::StrCat("sent ", ShortName(call.request.spec().layout()), "\n",
-                                  TensorTable(sent), "received\n", TensorTable(received));
-  absl::StrAppend(&text, "  out begins  ", FirstElements(reply.out()), "\n");
-  if (reply.has_lse()) absl::StrAppend(&text, "  lse begins  ", FirstElements(reply.lse()), "\n");
-  text += InfoText(reply.info());
-  const double bytes = static_cast<double>(report.sent_bytes + report.received_bytes);
-  absl::StrAppendFormat(&text, "took %.3f ms, %s/s of tensors there and back\n",
-                        report.seconds * 1e3,
-                        BytesString(static_cast<int64_t>(bytes / std::max(report.seconds, 1e-9))));
-  return report.check ? text + CheckText(*report.check) : text;
+                        const Traffic& traffic, const std::optional<CheckResult>& check) {
+  std::vector<NamedTensor> received = {{"out", &reply.out()}};
+  if (reply.has_lse()) received.emplace_back("lse", &reply.lse());
+  return CallText(ShortName(call.request.spec().layout()), call.tensors, received) +
+         InfoText(reply.info()) + TrafficText(traffic) + (check ? CheckText(*check) : "");
 }
 
-std::string ForwardJson(v1::ForwardResponse reply, const ForwardReport& report) {
+std::string BackwardText(const BackwardCall& call, const v1::BackwardResponse& reply,
+                         const Traffic& traffic, const std::optional<GradientCheck>& check) {
+  std::vector<NamedTensor> received;
+  for (const auto& [slot, tensor] : GradientsOf(reply)) {
+    received.emplace_back(GradientName(slot), tensor);
+  }
+  const std::string title = call.request.has_context()
+                                ? "for context " + call.request.context().id()
+                                : ShortName(call.request.spec().layout());
+  return CallText(title, call.tensors, received) + InfoText(reply.info()) + TrafficText(traffic) +
+         (check ? CheckText(*check) : "");
+}
+
+std::string ForwardJson(v1::ForwardResponse reply, const Traffic& traffic,
+                        const std::optional<CheckResult>& check) {
   DropElements(reply.mutable_out());
   if (reply.has_lse()) DropElements(reply.mutable_lse());
-  std::string json = absl::StrCat(
-      "{\"reply\":", MessageJson(reply), ",\"sent_bytes\":", report.sent_bytes,
-      ",\"received_bytes\":", report.received_bytes, ",\"seconds\":", Number(report.seconds));
-  if (report.check) absl::StrAppend(&json, ",\"check\":", CheckJson(*report.check));
-  return json + "}";
+  const std::string json = CallJson(reply, traffic);
+  return check ? absl::StrCat(json, ",\"check\":", CheckJson(*check), "}") : json + "}";
+}
+
+std::string BackwardJson(v1::BackwardResponse reply, const Traffic& traffic,
+                         const std::optional<GradientCheck>& check) {
+  for (const auto& [slot, tensor] : GradientsOf(reply)) {
+    DropElements(const_cast<v1::Tensor*>(tensor));  // Of our own copy.
+  }
+  const std::string json = CallJson(reply, traffic);
+  return check ? absl::StrCat(json, ",\"check\":", CheckJson(*check), "}") : json + "}";
 }
 
 }  // namespace attnd::cli

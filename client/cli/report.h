@@ -13,12 +13,11 @@
 
 namespace attnd::cli {
 
-// One forward call as it went.
-struct ForwardReport {
+// One call as it went.
+struct Traffic {
   int64_t sent_bytes = 0;  // Of tensors.
   int64_t received_bytes = 0;
   double seconds = 0;  // From the call to its answer.
-  std::optional<CheckResult> check;
 };
 
 // "INVALID_ARGUMENT: sentence (field spec.x, reason Y)"
@@ -31,11 +30,16 @@ std::string MessageJson(const google::protobuf::Message& message);
 std::string CapabilitiesText(const v1::GetCapabilitiesResponse& reply);
 std::string PlanText(const v1::PlanResponse& reply);
 
-// Tensors of the reply must hold the bytes that their shapes say.
+// Tensors of the replies must hold the bytes that their shapes say.
 std::string ForwardText(const ForwardCall& call, const v1::ForwardResponse& reply,
-                        const ForwardReport& report);
+                        const Traffic& traffic, const std::optional<CheckResult>& check);
+std::string BackwardText(const BackwardCall& call, const v1::BackwardResponse& reply,
+                         const Traffic& traffic, const std::optional<GradientCheck>& check);
 
 // {"reply": without the tensors' elements, "sent_bytes", "received_bytes", "seconds", "check"}
-std::string ForwardJson(v1::ForwardResponse reply, const ForwardReport& report);
+std::string ForwardJson(v1::ForwardResponse reply, const Traffic& traffic,
+                        const std::optional<CheckResult>& check);
+std::string BackwardJson(v1::BackwardResponse reply, const Traffic& traffic,
+                         const std::optional<GradientCheck>& check);
 
 }  // namespace attnd::cli

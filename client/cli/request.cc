@@ -1,10 +1,7 @@
 #include "client/cli/request.h"
 
 #include <algorithm>
-#include <limits>
-#include <numeric>
 #include <optional>
-#include <random>
 #include <string>
 #include <utility>
 
@@ -14,11 +11,10 @@
 #include "absl/strings/str_split.h"
 #include "client/cli/local_check.h"
 #include "client/cli/npy.h"
+#include "client/cli/random_tensors.h"
 
 namespace attnd::cli {
 namespace {
-
-constexpr int64_t kMaxRandomBytes = std::numeric_limits<int32_t>::max();
 
 absl::Status Usage(const std::string& option, const std::string& problem) {
   return absl::InvalidArgumentError(absl::StrCat(option, " ", problem));
@@ -38,15 +34,10 @@ absl::Status ParseList(const std::string& option, const std::string& text, Conta
   return absl::OkStatus();
 }
 
-// Field number of a buffer's name; 0 where there is none.
-int InputField(const std::string& name) {
+// Slot of a buffer's name; 0 where there is none.
+int InputSlot(const std::string& name) {
   const auto it = std::find(kInputNames.begin(), kInputNames.end(), name);
   return it == kInputNames.end() ? 0 : static_cast<int>(it - kInputNames.begin()) + 1;
-}
-
-v1::Tensor* MutableInput(v1::QkvBuffers* inputs, int field) {
-  return static_cast<v1::Tensor*>(inputs->GetReflection()->MutableMessage(
-      inputs, inputs->GetDescriptor()->FindFieldByNumber(field)));
 }
 
 absl::StatusOr<v1::DataType> ParseDType(const std::string& option, const std::string& text) {
@@ -67,6 +58,21 @@ absl::StatusOr<v1::Causal> ParseCausal(const std::string& text) {
   if (text == "top-left") return v1::CAUSAL_TOP_LEFT;
   if (text == "bottom-right") return v1::CAUSAL_BOTTOM_RIGHT;
   return Usage("--causal", "is none, top-left or bottom-right, not " + text);
+}
+
+absl::StatusOr<v1::BiasKind> ParseBiasKind(const std::string& text) {
+  if (text.empty() || text == "none") return v1::BIAS_KIND_NONE;
+  if (text == "pre-scale") return v1::BIAS_KIND_PRE_SCALE;
+  if (text == "post-scale") return v1::BIAS_KIND_POST_SCALE;
+  if (text == "alibi") return v1::BIAS_KIND_ALIBI;
+  return Usage("--bias-kind", "is none, pre-scale, post-scale or alibi, not " + text);
+}
+
+absl::StatusOr<v1::SoftmaxKind> ParseSoftmax(const std::string& text) {
+  if (text.empty() || text == "vanilla") return v1::SOFTMAX_KIND_VANILLA;
+  if (text == "off-by-one") return v1::SOFTMAX_KIND_OFF_BY_ONE;
+  if (text == "learnable") return v1::SOFTMAX_KIND_LEARNABLE;
+  return Usage("--softmax", "is vanilla, off-by-one or learnable, not " + text);
 }
 
 absl::Status ParseWindow(const std::string& text, v1::AttentionSpec* spec) {
@@ -99,6 +105,21 @@ absl::Status ParseView(const std::string& text, v1::Views* views) {
   return absl::OkStatus();
 }
 
+absl::Status SetFeatures(const RequestOptions& options, v1::AttentionSpec* spec) {
+  const absl::StatusOr<v1::BiasKind> bias_kind = ParseBiasKind(options.bias_kind);
+  if (!bias_kind.ok()) return bias_kind.status();
+  spec->set_bias_kind(*bias_kind);
+  const absl::StatusOr<v1::SoftmaxKind> softmax = ParseSoftmax(options.softmax);
+  if (!softmax.ok()) return softmax.status();
+  spec->set_softmax_kind(*softmax);
+  if (options.dropout) {
+    spec->mutable_dropout()->set_probability(*options.dropout);
+    spec->mutable_dropout()->set_seed(options.dropout_seed);
+    spec->mutable_dropout()->set_offset(options.dropout_offset);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SetSpec(const RequestOptions& options, v1::AttentionSpec* spec) {
   const std::optional<v1::QkvLayout> layout = ParseLayout(options.layout);
   if (!layout) return Usage("--layout", "is no layout: " + options.layout);
@@ -122,6 +143,7 @@ absl::Status SetSpec(const RequestOptions& options, v1::AttentionSpec* spec) {
   for (const std::string& view : options.views) {
     if (absl::Status status = ParseView(view, spec->mutable_views()); !status.ok()) return status;
   }
+  if (absl::Status status = SetFeatures(options, spec); !status.ok()) return status;
   return ParseWindow(options.window, spec);
 }
 
@@ -151,32 +173,39 @@ absl::Status SetSequences(const RequestOptions& o, v1::Sequences* sequences) {
   return absl::OkStatus();
 }
 
+// Reads a file of the type (unspecified: the file's) into the call and its request.
+absl::Status ReadTensor(const std::string& path, v1::DataType dtype, int slot, ForwardCall* call) {
+  if (path.empty()) return absl::OkStatus();
+  absl::StatusOr<HostTensor> tensor = ReadNpy(path, dtype);
+  if (!tensor.ok()) return tensor.status();
+  *MutableTensor(&call->request, slot) = Describe(*tensor);
+  call->tensors.emplace(slot, *std::move(tensor));
+  return absl::OkStatus();
+}
+
 // Reads the files and adds their descriptions, and those of --shape, to the request's inputs.
 absl::Status SetInputs(const RequestOptions& options, ForwardCall* call) {
   v1::AttentionSpec* spec = call->request.mutable_spec();
   for (size_t i = 0; i < kInputNames.size(); ++i) {
-    if (options.input_files[i].empty()) continue;
-    absl::StatusOr<HostTensor> tensor = ReadNpy(options.input_files[i], spec->dtype());
-    if (!tensor.ok()) return tensor.status();
+    const int slot = static_cast<int>(i) + 1;
+    absl::Status status = ReadTensor(options.input_files[i], spec->dtype(), slot, call);
+    if (!status.ok()) return status;
     // The first file says what --dtype does not.
-    spec->set_dtype(tensor->dtype);
-    const int field = static_cast<int>(i) + 1;
-    *MutableInput(call->request.mutable_inputs(), field) = Describe(*tensor);
-    call->inputs.emplace(field, *std::move(tensor));
+    const auto read = call->tensors.find(slot);
+    if (read != call->tensors.end()) spec->set_dtype(read->second.dtype);
   }
   if (spec->dtype() == v1::DATA_TYPE_UNSPECIFIED) spec->set_dtype(v1::DATA_TYPE_FLOAT32);
   for (const std::string& text : options.shapes) {
     const size_t colon = text.find(':');
-    const int field = InputField(text.substr(0, colon));
-    if (colon == std::string::npos || field == 0) {
+    const int slot = InputSlot(text.substr(0, colon));
+    if (colon == std::string::npos || slot == 0) {
       return Usage("--shape", "is BUFFER:D0,D1,... with qkv, q, kv, k or v, not " + text);
     }
-    if (call->inputs.count(field) > 0) {
+    if (call->tensors.count(slot) > 0) {
       return Usage("--shape",
-                   absl::StrCat("is given for ", kInputNames[static_cast<size_t>(field) - 1],
-                                ", whose shape its file says"));
+                   absl::StrCat("is given for ", SlotName(slot), ", whose shape its file says"));
     }
-    v1::Tensor* tensor = MutableInput(call->request.mutable_inputs(), field);
+    v1::Tensor* tensor = MutableTensor(&call->request, slot);
     tensor->Clear();
     tensor->set_dtype(spec->dtype());
     absl::Status status = ParseList("--shape", text.substr(colon + 1), tensor->mutable_shape());
@@ -185,7 +214,52 @@ absl::Status SetInputs(const RequestOptions& options, ForwardCall* call) {
   return absl::OkStatus();
 }
 
-// Everything that plan and forward have in common.
+bool HasDenseBias(const v1::AttentionSpec& spec) {
+  return spec.bias_kind() == v1::BIAS_KIND_PRE_SCALE ||
+         spec.bias_kind() == v1::BIAS_KIND_POST_SCALE;
+}
+
+// Sets the description of a bias of the shape "1hss", where b, h and s stand for the sizes.
+absl::Status DescribeBias(const std::string& text, const ResolvedShapes& sizes,
+                          v1::ForwardRequest* request) {
+  const std::string letters = text.empty() ? "1hss" : text;
+  const int64_t axes[] = {sizes.batch, sizes.num_heads, sizes.max_seqlen_q, sizes.max_seqlen_kv};
+  v1::Tensor* bias = request->mutable_bias();
+  bias->set_dtype(request->spec().dtype());
+  for (size_t i = 0; i < 4 && letters.size() == 4; ++i) {
+    if (letters[i] != '1' && letters[i] != "bhss"[i]) break;
+    bias->add_shape(letters[i] == '1' ? 1 : axes[i]);
+  }
+  if (bias->shape_size() == 4 && letters[3] == 's') return absl::OkStatus();
+  return Usage("--bias-shape", "is 11ss, 1hss, b1ss, bhss, 111s or the like, not " + text);
+}
+
+// Bias and softmax offset: their files; without one the shapes that the spec asks for, with no
+// elements yet.
+absl::Status SetFeatureTensors(const RequestOptions& options, ForwardCall* call) {
+  v1::ForwardRequest& request = call->request;
+  for (const absl::Status& status :
+       {ReadTensor(options.bias_file, request.spec().dtype(), kBiasSlot, call),
+        ReadTensor(options.softmax_offset_file, v1::DATA_TYPE_FLOAT32, kSoftmaxOffsetSlot, call)}) {
+    if (!status.ok()) return status;
+  }
+  const bool needs_bias = HasDenseBias(request.spec()) && !request.has_bias();
+  if (!options.bias_shape.empty() && !needs_bias) {
+    return Usage("--bias-shape", "goes with --bias-kind pre-scale or post-scale, and no --bias");
+  }
+  const bool needs_offset =
+      request.spec().softmax_kind() == v1::SOFTMAX_KIND_LEARNABLE && !request.has_softmax_offset();
+  if (!needs_bias && !needs_offset) return absl::OkStatus();
+  const absl::StatusOr<ResolvedShapes> sizes = ResolveShapes(request);
+  if (!sizes.ok()) return sizes.status();
+  if (needs_offset) {
+    request.mutable_softmax_offset()->set_dtype(v1::DATA_TYPE_FLOAT32);
+    request.mutable_softmax_offset()->add_shape(sizes->num_heads);
+  }
+  return needs_bias ? DescribeBias(options.bias_shape, *sizes, &request) : absl::OkStatus();
+}
+
+// Everything that plan and forward have in common, but for bias and softmax offset.
 absl::StatusOr<ForwardCall> MakeCall(const RequestOptions& options) {
   ForwardCall call;
   v1::ForwardRequest& request = call.request;
@@ -208,96 +282,20 @@ absl::StatusOr<ForwardCall> MakeCall(const RequestOptions& options) {
   return call;
 }
 
-HostTensor RandomTensor(v1::DataType dtype, std::vector<int64_t> shape, std::mt19937_64* random) {
-  HostTensor tensor = *MakeTensor(dtype, std::move(shape));
-  std::normal_distribution<float> normal;
-  const int64_t count = tensor.byte_size / SizeOf(dtype);
-  for (int64_t i = 0; i < count; ++i) StoreFloat(dtype, tensor.data.get(), i, normal(*random));
-  return tensor;
+// The fields that every kind of request has.
+template <typename Request>
+void MoveCommonFields(v1::ForwardRequest* from, Request* to) {
+  *to->mutable_spec() = std::move(*from->mutable_spec());
+  if (from->has_sequences()) *to->mutable_sequences() = std::move(*from->mutable_sequences());
+  if (from->has_inputs()) *to->mutable_inputs() = std::move(*from->mutable_inputs());
+  if (from->has_bias()) *to->mutable_bias() = std::move(*from->mutable_bias());
+  if (from->has_softmax_offset()) {
+    *to->mutable_softmax_offset() = std::move(*from->mutable_softmax_offset());
+  }
 }
 
-bool NeedsPageTables(const v1::ForwardRequest& request) {
-  return ShortName(request.spec().layout()).rfind("PAGED_KV_", 0) == 0 &&
-         !request.sequences().has_page_table_k() && !request.sequences().has_page_table_v();
-}
-
-// Shapes of tables that hold the longest sequence; the entries come when the pools are known.
-absl::Status DescribePageTables(v1::ForwardRequest* request) {
-  const v1::AttentionSpec& spec = request->spec();
-  const auto& ends = request->sequences().cu_seqlens_kv();
-  if (spec.page_size() <= 0 || ends.size() < 2) {
-    return absl::InvalidArgumentError(
-        "a random paged request needs --page-size and --cu-seqlens-kv");
-  }
-  int64_t longest = std::max<int64_t>(spec.max_seqlen_kv(), 1);
-  for (int i = 1; i < ends.size(); ++i) {
-    int64_t length = 0;
-    if (__builtin_sub_overflow(ends[i], ends[i - 1], &length))
-      continue;  // The resolver's to refuse.
-    longest = std::max(longest, length);
-  }
-  const int64_t pages = longest / spec.page_size() + (longest % spec.page_size() != 0);
-  if (pages > kMaxRandomBytes / ends.size()) {
-    return absl::InvalidArgumentError("the page tables would have too many entries");
-  }
-  v1::Tensor table;
-  table.set_dtype(v1::DATA_TYPE_INT32);
-  table.add_shape(ends.size() - 1);
-  table.add_shape(pages);
-  *request->mutable_sequences()->mutable_page_table_k() = table;
-  *request->mutable_sequences()->mutable_page_table_v() = table;
-  return absl::OkStatus();
-}
-
-// Every page is used once as long as the pool has enough of them.
-void FillPageTable(int64_t num_pages, std::mt19937_64* random, v1::Tensor* table) {
-  std::vector<int32_t> pages(static_cast<size_t>(num_pages));
-  std::iota(pages.begin(), pages.end(), 0);
-  std::shuffle(pages.begin(), pages.end(), *random);
-  std::vector<int32_t> entries(static_cast<size_t>(table->shape(0) * table->shape(1)));
-  for (size_t i = 0; i < entries.size(); ++i) entries[i] = pages[i % pages.size()];
-  table->set_data(entries.data(), entries.size() * sizeof(int32_t));
-}
-
-// Before anything is allocated.
-absl::Status CheckMessageSize(const ResolvedShapes& shapes) {
-  int64_t total = 0;
-  for (const auto& [field, desc] : shapes.inputs) {
-    const std::optional<int64_t> bytes = NumBytes(desc.dtype, desc.shape);
-    if (!bytes || __builtin_add_overflow(total, *bytes, &total) || total > kMaxRandomBytes) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the inputs have more than the ", kMaxRandomBytes, " bytes that one message can hold"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status MakeRandomInputs(uint64_t seed, ForwardCall* call) {
-  std::mt19937_64 random(seed);
-  const bool make_tables = NeedsPageTables(call->request);
-  if (make_tables) {
-    if (absl::Status status = DescribePageTables(&call->request); !status.ok()) return status;
-  }
-  absl::StatusOr<ResolvedShapes> shapes = ResolveShapes(call->request);
-  if (!shapes.ok()) return shapes.status();
-  if (make_tables && (shapes->num_pages_k <= 0 || shapes->num_pages_v <= 0)) {
-    return absl::InvalidArgumentError("the page pools have no pages");
-  }
-  if (absl::Status status = CheckMessageSize(*shapes); !status.ok()) return status;
-  for (auto& [field, desc] : shapes->inputs) {
-    if (SizeOf(desc.dtype) == 0) {
-      return Usage("--dtype", "cannot be made at random: " + ShortName(desc.dtype));
-    }
-    HostTensor tensor = RandomTensor(desc.dtype, std::move(desc.shape), &random);
-    *MutableInput(call->request.mutable_inputs(), field) = Describe(tensor);
-    call->inputs.emplace(field, std::move(tensor));
-  }
-  if (make_tables) {
-    v1::Sequences* sequences = call->request.mutable_sequences();
-    FillPageTable(shapes->num_pages_k, &random, sequences->mutable_page_table_k());
-    FillPageTable(shapes->num_pages_v, &random, sequences->mutable_page_table_v());
-  }
-  return absl::OkStatus();
+bool HasInputs(const ForwardCall& call) {
+  return !call.tensors.empty() && call.tensors.begin()->first <= kNumInputSlots;
 }
 
 }  // namespace
@@ -305,38 +303,92 @@ absl::Status MakeRandomInputs(uint64_t seed, ForwardCall* call) {
 absl::StatusOr<v1::PlanRequest> MakePlanRequest(const RequestOptions& options) {
   absl::StatusOr<ForwardCall> call = MakeCall(options);
   if (!call.ok()) return call.status();
-  v1::ForwardRequest& forward = call->request;
+  if (absl::Status status = SetFeatureTensors(options, &*call); !status.ok()) return status;
   v1::PlanRequest plan;
-  *plan.mutable_spec() = std::move(*forward.mutable_spec());
-  if (forward.has_sequences()) {
-    *plan.mutable_sequences() = std::move(*forward.mutable_sequences());
-    if (plan.sequences().has_page_table_k()) {
-      plan.mutable_sequences()->mutable_page_table_k()->clear_data();
-    }
-    if (plan.sequences().has_page_table_v()) {
-      plan.mutable_sequences()->mutable_page_table_v()->clear_data();
-    }
+  MoveCommonFields(&call->request, &plan);
+  if (plan.sequences().has_page_table_k()) {
+    plan.mutable_sequences()->mutable_page_table_k()->clear_data();
   }
-  if (forward.has_inputs()) *plan.mutable_inputs() = std::move(*forward.mutable_inputs());
-  plan.set_return_lse(forward.return_lse());
-  plan.set_out_dtype(forward.out_dtype());
+  if (plan.sequences().has_page_table_v()) {
+    plan.mutable_sequences()->mutable_page_table_v()->clear_data();
+  }
+  plan.set_return_lse(call->request.return_lse());
+  plan.set_out_dtype(call->request.out_dtype());
+  plan.set_backward(options.backward);
   return plan;
 }
 
 absl::StatusOr<ForwardCall> MakeForwardCall(const RequestOptions& options) {
   absl::StatusOr<ForwardCall> call = MakeCall(options);
   if (!call.ok()) return call;
-  if (options.random) {
-    if (!call->inputs.empty()) {
-      return absl::InvalidArgumentError("--random makes all inputs; no file of one goes with it");
-    }
-    absl::Status status = MakeRandomInputs(options.seed, &*call);
-    if (!status.ok()) return status;
-  } else if (!options.shapes.empty()) {
-    return Usage("--shape", "goes with --random; files say their own shapes");
-  } else if (call->inputs.empty()) {
-    return absl::InvalidArgumentError("forward needs its inputs: .npy files, or --random");
+  if (options.random && HasInputs(*call)) {
+    return absl::InvalidArgumentError("--random makes all inputs; no file of one goes with it");
   }
+  if (!options.random && !options.shapes.empty()) {
+    return Usage("--shape", "goes with --random; files say their own shapes");
+  }
+  if (!options.random && !HasInputs(*call)) {
+    return absl::InvalidArgumentError("the call needs its inputs: .npy files, or --random");
+  }
+  if (options.random) {
+    if (absl::Status status = DescribePageTables(&call->request); !status.ok()) return status;
+  }
+  if (absl::Status status = SetFeatureTensors(options, &*call); !status.ok()) return status;
+  if (options.random) {
+    absl::Status status = MakeRandomTensors(options.seed, &*call);
+    if (!status.ok()) return status;
+  }
+  for (const int slot : {kBiasSlot, kSoftmaxOffsetSlot}) {
+    const bool described =
+        slot == kBiasSlot ? call->request.has_bias() : call->request.has_softmax_offset();
+    if (!described || call->tensors.count(slot) > 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the call needs its ", SlotName(slot), ": a .npy file, or --random"));
+  }
+  return call;
+}
+
+absl::StatusOr<CallTensors> ReadBackwardFiles(const RequestOptions& options,
+                                              v1::DataType out_dtype) {
+  const struct {
+    const std::string& path;
+    int slot;
+    v1::DataType dtype;
+  } files[] = {{options.saved_out_file, kOutSlot, out_dtype},
+               {options.saved_lse_file, kLseSlot, v1::DATA_TYPE_FLOAT32},
+               {options.d_out_file, kOutGradientSlot, out_dtype}};
+  CallTensors tensors;
+  for (const auto& [path, slot, dtype] : files) {
+    if (path.empty()) continue;
+    absl::StatusOr<HostTensor> tensor = ReadNpy(path, dtype);
+    if (!tensor.ok()) return tensor.status();
+    tensors.emplace(slot, *std::move(tensor));
+  }
+  if (tensors.count(kOutSlot) != tensors.count(kLseSlot)) {
+    return Usage("--out", "and --lse go together; without either, forward is computed first");
+  }
+  if (!options.random && tensors.count(kOutGradientSlot) == 0) {
+    return absl::InvalidArgumentError("backward needs --d-out, or --random");
+  }
+  return tensors;
+}
+
+BackwardCall MakeBackwardCall(ForwardCall forward, CallTensors results) {
+  BackwardCall call;
+  MoveCommonFields(&forward.request, &call.request);
+  call.tensors = std::move(forward.tensors);
+  for (auto& [slot, tensor] : results) {
+    *MutableTensor(&call.request, slot) = Describe(tensor);
+    call.tensors.emplace(slot, std::move(tensor));
+  }
+  return call;
+}
+
+BackwardCall MakeRetainedCall(const v1::Handle& context, const HostTensor& d_out) {
+  BackwardCall call;
+  *call.request.mutable_context() = context;
+  *call.request.mutable_d_out() = Describe(d_out);
+  call.tensors.emplace(kOutGradientSlot, d_out);
   return call;
 }
 

@@ -21,10 +21,10 @@ constexpr int64_t kMaxMessageBytes = std::numeric_limits<int32_t>::max();
 
 using DataOwner = std::shared_ptr<const std::byte[]>;
 
-// The wire bytes that precede a payload: ForwardRequest.inputs { <field> { data: size bytes.
-// Parsers merge repeated occurrences of an embedded message, so these, after a serialized request
-// that already has the tensor's dtype and shape, complete it.
-std::string PayloadPrefix(int field, int64_t size) {
+// The wire bytes that precede a payload: tag and length of each message on the tensor's path, and
+// of its `data`. Parsers merge repeated occurrences of an embedded message, so these, after a
+// serialized request that already has the tensor's dtype and shape, complete it.
+std::string PayloadPrefix(const std::vector<int>& path, int64_t size) {
   using google::protobuf::io::CodedOutputStream;
   constexpr uint32_t kLengthDelimited = 2;
   const auto header = [](int number, int64_t length) {
@@ -36,11 +36,12 @@ std::string PayloadPrefix(int field, int64_t size) {
     coded.Trim();
     return bytes;
   };
-  const std::string data = header(v1::Tensor::kDataFieldNumber, size);
-  const int64_t tensor_size = static_cast<int64_t>(data.size()) + size;
-  const std::string tensor = header(field, tensor_size);
-  const int64_t buffers_size = static_cast<int64_t>(tensor.size()) + tensor_size;
-  return header(v1::ForwardRequest::kInputsFieldNumber, buffers_size) + tensor + data;
+  // From the inside out: a message holds all that has been written so far.
+  std::string prefix = header(v1::Tensor::kDataFieldNumber, size);
+  for (auto field = path.rbegin(); field != path.rend(); ++field) {
+    prefix.insert(0, header(*field, static_cast<int64_t>(prefix.size()) + size));
+  }
+  return prefix;
 }
 
 // A slice that points at the tensor's bytes and keeps their owner alive.
@@ -50,6 +51,28 @@ grpc::Slice PayloadSlice(const TensorBytes& tensor) {
   return grpc::Slice(
       bytes, static_cast<size_t>(tensor.size),
       [](void* owner) { delete static_cast<DataOwner*>(owner); }, new DataOwner(tensor.data));
+}
+
+// The request, and after it the payloads, which are not copied.
+grpc::Status Assemble(const google::protobuf::Message& request,
+                      std::span<const TensorBytes> tensors, grpc::ByteBuffer* message) {
+  std::vector<grpc::Slice> slices;
+  slices.emplace_back(request.SerializeAsString());
+  auto total = static_cast<int64_t>(slices.front().size());
+  for (const TensorBytes& tensor : tensors) {
+    const std::string prefix = PayloadPrefix(tensor.path, tensor.size);
+    total += static_cast<int64_t>(prefix.size()) + tensor.size;
+    if (total > kMaxMessageBytes) {
+      return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                          "the request has at least " + std::to_string(total) +
+                              " bytes, more than the " + std::to_string(kMaxMessageBytes) +
+                              " that a gRPC message can hold");
+    }
+    slices.emplace_back(prefix);
+    slices.push_back(PayloadSlice(tensor));
+  }
+  *message = grpc::ByteBuffer(slices.data(), slices.size());
+  return grpc::Status::OK;
 }
 
 // One unary call on raw bytes.
@@ -102,22 +125,19 @@ Client::Client(const std::string& address)
 grpc::Status Client::Forward(const v1::ForwardRequest& request,
                              std::span<const TensorBytes> tensors, const CallOptions& options,
                              v1::ForwardResponse* response) {
-  std::vector<grpc::Slice> slices;
-  slices.emplace_back(request.SerializeAsString());
-  int64_t total = static_cast<int64_t>(slices.front().size());
-  for (const TensorBytes& tensor : tensors) {
-    total += tensor.size;
-    if (total > kMaxMessageBytes) {
-      return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
-                          "the request has at least " + std::to_string(total) +
-                              " bytes, more than the " + std::to_string(kMaxMessageBytes) +
-                              " that a gRPC message can hold");
-    }
-    slices.emplace_back(PayloadPrefix(tensor.field, tensor.size));
-    slices.push_back(PayloadSlice(tensor));
-  }
-  const grpc::ByteBuffer message(slices.data(), slices.size());
+  grpc::ByteBuffer message;
+  const grpc::Status status = Assemble(request, tensors, &message);
+  if (!status.ok()) return status;
   return CallRaw(channel_, "/attnd.v1.Attention/Forward", options, message, response);
+}
+
+grpc::Status Client::Backward(const v1::BackwardRequest& request,
+                              std::span<const TensorBytes> tensors, const CallOptions& options,
+                              v1::BackwardResponse* response) {
+  grpc::ByteBuffer message;
+  const grpc::Status status = Assemble(request, tensors, &message);
+  if (!status.ok()) return status;
+  return CallRaw(channel_, "/attnd.v1.Attention/Backward", options, message, response);
 }
 
 grpc::Status Client::Plan(const v1::PlanRequest& request, const CallOptions& options,

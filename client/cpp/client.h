@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "attnd/v1/admin.pb.h"
 #include "attnd/v1/attention.pb.h"
@@ -26,8 +27,9 @@ namespace attnd::client {
 // The bytes of one tensor of a request. The memory must not change until the call has returned, and
 // is released with the last reference: after a failed call the channel may keep one for a while.
 struct TensorBytes {
-  // Number of the tensor's field in v1::QkvBuffers (v1::QkvBuffers::kQFieldNumber, ...).
-  int field = 0;
+  // Field numbers from the request's down to the tensor's: {v1::ForwardRequest::kBiasFieldNumber},
+  // {v1::ForwardRequest::kInputsFieldNumber, v1::QkvBuffers::kQFieldNumber}, ...
+  std::vector<int> path;
   std::shared_ptr<const std::byte[]> data;
   int64_t size = 0;
 };
@@ -49,11 +51,15 @@ class Client {
   // On a channel made elsewhere, with MakeChannelArguments.
   explicit Client(std::shared_ptr<grpc::Channel> channel) : channel_(std::move(channel)) {}
 
-  // `request` holds everything but the payloads of `tensors`: its inputs name each of them with
-  // dtype and shape and no source. Fails with RESOURCE_EXHAUSTED, unsent, where the message would
-  // pass 2 GiB - 1.
+  // `request` holds everything but the payloads of `tensors`: it names each of them with dtype and
+  // shape and no source. Fails with RESOURCE_EXHAUSTED, unsent, where the message would pass
+  // 2 GiB - 1.
   grpc::Status Forward(const v1::ForwardRequest& request, std::span<const TensorBytes> tensors,
                        const CallOptions& options, v1::ForwardResponse* response);
+
+  // The same for gradients.
+  grpc::Status Backward(const v1::BackwardRequest& request, std::span<const TensorBytes> tensors,
+                        const CallOptions& options, v1::BackwardResponse* response);
 
   grpc::Status Plan(const v1::PlanRequest& request, const CallOptions& options,
                     v1::PlanResponse* response);

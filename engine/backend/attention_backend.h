@@ -29,6 +29,8 @@ struct BackendInfo {
   std::vector<std::string> features;  // Spec fields beyond plain softmax attention that run.
 };
 
+enum class Pass : uint8_t { kForward, kBackward };
+
 // Thread-safe. Plans may outlive neither the backend nor its device.
 class AttentionBackend {
  public:
@@ -41,8 +43,12 @@ class AttentionBackend {
   virtual absl::StatusOr<std::unique_ptr<AttentionPlan>> BuildPlan(
       const AttentionProblem& problem) = 0;
 
-  // Whether BuildPlan would answer at once: nothing is to be compiled, or it is to be refused.
-  virtual bool PlanIsReady(const AttentionProblem&) const { return true; }
+  // The same for gradients.
+  virtual absl::StatusOr<std::unique_ptr<BackwardPlan>> BuildBackwardPlan(
+      const AttentionProblem& problem) = 0;
+
+  // Whether the plan of that pass is at hand: nothing is to be compiled, or it is to be refused.
+  virtual bool PlanIsReady(const AttentionProblem&, Pass) const { return true; }
 
   // A queue for one thread, to which the backend's plans enqueue. Null where they compute on the
   // calling thread, in host memory.

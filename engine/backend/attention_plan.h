@@ -18,6 +18,8 @@ namespace attnd {
 struct ForwardBuffers {
   // Indexed by Buffer; null where the problem has no such buffer, or it has no elements.
   std::array<const std::byte*, kNumInputBuffers> inputs{};
+  const std::byte* bias = nullptr;        // By the problem's bias_strides.
+  const float* softmax_offset = nullptr;  // [h]
   // INT32 [b, pages_per_sequence], checked by CheckPageTable; null unless paged.
   const int32_t* page_table_k = nullptr;
   const int32_t* page_table_v = nullptr;
@@ -33,16 +35,47 @@ struct ForwardBuffers {
   DeviceQueue* queue = nullptr;
 };
 
+// Memory of one backward call, as in ForwardBuffers.
+struct BackwardBuffers {
+  std::array<const std::byte*, kNumInputBuffers> inputs{};
+  const std::byte* bias = nullptr;
+  const float* softmax_offset = nullptr;
+  // What forward returned, and the gradient of its O: shaped as out_desc and lse_desc. Rows outside
+  // the sequences may hold anything.
+  const std::byte* out = nullptr;
+  const float* lse = nullptr;
+  const std::byte* d_out = nullptr;
+  // Shaped as the inputs, indexed by Buffer: gradients lie exactly as Q, K and V do.
+  std::array<std::byte*, kNumInputBuffers> grads{};
+  std::byte* d_bias = nullptr;        // Shaped as the bias, in dtype.
+  float* d_softmax_offset = nullptr;  // [h]
+  std::span<std::byte> workspace;
+  const CancellationToken* cancellation = nullptr;
+  DeviceQueue* queue = nullptr;
+};
+
 // Used by one thread at a time.
-class AttentionPlan {
+class CallPlan {
  public:
-  virtual ~AttentionPlan() = default;
+  virtual ~CallPlan() = default;
 
   // Kernel family, for ExecutionInfo.engine.
   virtual std::string_view engine() const = 0;
 
   virtual int64_t workspace_bytes() const = 0;
+};
 
+class BackwardPlan : public CallPlan {
+ public:
+  // Writes every element of the gradients: 0 in rows outside the sequences, in fully masked rows
+  // and in bias cells that no pair of a query and a key uses, whatever the inputs hold there.
+  // Otherwise as AttentionPlan::Forward.
+  virtual absl::Status Backward(const AttentionProblem& problem,
+                                const BackwardBuffers& buffers) = 0;
+};
+
+class AttentionPlan : public CallPlan {
+ public:
   // Writes every element of out (and lse): rows outside the sequences and fully masked rows get
   // O = 0 and LSE = -inf, whatever the inputs hold there. `problem` is the one the plan was built
   // for, or one that differs in what a plan does not bake in (scale, lengths within the geometry).

@@ -50,7 +50,10 @@ class PlanCache {
     lock.lock();
     slot->result = result;
     slot->done = true;
-    if (!result.ok() && result.status().code() != absl::StatusCode::kUnimplemented) Erase(key);
+    if (!result.ok() && result.status().code() != absl::StatusCode::kUnimplemented) {
+      order_.erase(entries_.at(key).position);
+      entries_.erase(key);
+    }
     Evict();
     built_.notify_all();
     return result;
@@ -64,8 +67,7 @@ class PlanCache {
     return it->second.slot->result;
   }
 
-  // Builds begun since the start.
-  int64_t builds() const {
+  int64_t builds() const {  // Begun since the start.
     std::lock_guard lock(mutex_);
     return builds_;
   }
@@ -93,12 +95,6 @@ class PlanCache {
     } catch (const std::exception& error) {
       return absl::InternalError(error.what());
     }
-  }
-
-  void Erase(const Key& key) {
-    const auto it = entries_.find(key);
-    order_.erase(it->second.position);
-    entries_.erase(it);
   }
 
   // Builds that are under way stay: a second one of the same key must find them.

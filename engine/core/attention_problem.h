@@ -66,11 +66,17 @@ struct AttentionProblem {
   std::optional<double> logit_softcap;
   BandMask mask;
 
-  // Valid, and for a backend to run or to refuse by name.
+  // Logit of query i and key j:
+  //   x = scale * (q.k + PRE_SCALE bias);  x = cap * tanh(x / cap);
+  //   x += POST_SCALE bias, or -slope[head] * |distance of j to i's diagonal|
   BiasKind bias_kind = BiasKind::kNone;
-  std::optional<TensorDesc> bias;
-  std::optional<AlibiShard> alibi;
+  std::optional<TensorDesc> bias;    // [1|b, 1|h, 1|s_q, s_kv] in dtype
+  Strides bias_strides;              // Sequence, row, head, key; 0 on broadcast axes.
+  std::vector<double> alibi_slopes;  // [h]; empty unless ALIBI.
+
+  // What the softmax's denominator has beside the keys: nothing, 1, or exp(softmax_offset[head]).
   SoftmaxKind softmax_kind = SoftmaxKind::kVanilla;
+  std::optional<TensorDesc> softmax_offset;  // [h] FLOAT32; LEARNABLE only.
   Dropout dropout;
   bool deterministic = false;
   bool batch_invariant = false;

@@ -1,6 +1,7 @@
 #include "engine/core/resolve_checks.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -45,14 +46,14 @@ absl::Status ResolveMask(const AttentionSpec& spec, AttentionProblem& p) {
     p.mask.right = 0;
     return absl::OkStatus();
   }
-  const bool has_window = p.mask.left || p.mask.right;
+  const bool has_diagonal = p.mask.left || p.mask.right || spec.bias_kind == BiasKind::kAlibi;
   const bool lengths_differ =
       std::any_of(p.sequences.begin(), p.sequences.end(),
                   [](const SequenceExtent& s) { return s.q_len != s.kv_len; });
-  if (has_window && lengths_differ && spec.window_alignment == Alignment::kUnspecified) {
+  if (has_diagonal && lengths_differ && spec.window_alignment == Alignment::kUnspecified) {
     return InvalidField(reason::kMissingField, "spec.window_alignment",
-                        "is required: spec.window without a causal mask meets sequences whose "
-                        "query and key lengths differ");
+                        "is required: a window or ALIBI without a causal mask meets sequences "
+                        "whose query and key lengths differ");
   }
   return absl::OkStatus();
 }
@@ -78,12 +79,25 @@ absl::Status ResolveBias(const AttentionSpec& spec, const InputDescs& inputs, At
                      p.num_heads, ", 1|", p.max_seqlen_q, ", ", p.max_seqlen_kv, "]"));
   }
   p.bias = inputs.bias;
+  auto stride = [&shape](size_t axis, int64_t elements) { return shape[axis] == 1 ? 0 : elements; };
+  p.bias_strides = {.batch = stride(0, shape[1] * shape[2] * shape[3]),
+                    .seq = stride(2, shape[3]),
+                    .head = stride(1, shape[2] * shape[3]),
+                    .dim = 1};
   return absl::OkStatus();
 }
 
+// The published rule: with n the largest power of two up to h, the first n heads get 2^(-8k/n) for
+// k = 1, 2, ..., the others 2^(-4k/n) for k = 1, 3, ...
+double AlibiSlope(int64_t total_heads, int64_t head) {
+  const auto n = static_cast<double>(std::bit_floor(static_cast<uint64_t>(total_heads)));
+  const auto k = static_cast<double>(head);
+  return k < n ? std::exp2(-8 * (k + 1) / n) : std::exp2(-4 * (2 * (k - n) + 1) / n);
+}
+
 absl::Status ResolveAlibi(const AttentionSpec& spec, AttentionProblem& p) {
-  if (!spec.alibi) return absl::OkStatus();
-  const AlibiShard& alibi = *spec.alibi;
+  if (spec.bias_kind != BiasKind::kAlibi) return absl::OkStatus();
+  const AlibiShard alibi = spec.alibi.value_or(AlibiShard{0, p.num_heads});
   if (alibi.head_offset < 0 || alibi.total_heads < p.num_heads ||
       alibi.head_offset > alibi.total_heads - p.num_heads) {
     return InvalidField(
@@ -91,7 +105,9 @@ absl::Status ResolveAlibi(const AttentionSpec& spec, AttentionProblem& p) {
         absl::StrCat("has heads ", alibi.head_offset, " and up of ", alibi.total_heads,
                      ", too few for spec.num_heads ", p.num_heads));
   }
-  p.alibi = alibi;
+  for (int64_t n = 0; n < p.num_heads; ++n) {
+    p.alibi_slopes.push_back(AlibiSlope(alibi.total_heads, alibi.head_offset + n));
+  }
   return absl::OkStatus();
 }
 
@@ -107,6 +123,7 @@ absl::Status ResolveSoftmax(const AttentionSpec& spec, const InputDescs& inputs,
   p.softmax_kind = spec.softmax_kind;
   if (!wanted) return absl::OkStatus();
   ATTND_RETURN_IF_ERROR(CheckDesc(*inputs.softmax_offset, DType::kFloat32, "softmax_offset"));
+  p.softmax_offset = inputs.softmax_offset;
   if (inputs.softmax_offset->shape != std::vector<int64_t>{p.num_heads}) {
     return InvalidField(reason::kShapeMismatch, "softmax_offset",
                         absl::StrCat("has shape ", ShapeString(inputs.softmax_offset->shape),

@@ -35,6 +35,8 @@ inline constexpr std::string_view kMessageTooLarge = "MESSAGE_TOO_LARGE";
 inline constexpr std::string_view kDeadlinePassed = "DEADLINE_PASSED";
 inline constexpr std::string_view kCancelled = "CANCELLED";
 inline constexpr std::string_view kDraining = "DRAINING";
+inline constexpr std::string_view kExpired = "EXPIRED";
+inline constexpr std::string_view kNoSuchHandle = "NO_SUCH_HANDLE";
 inline constexpr std::string_view kInternal = "INTERNAL";
 }  // namespace reason
 

@@ -9,9 +9,11 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "engine/core/gradient_views.h"
 #include "engine/core/status.h"
 #include "engine/cpu/reference_attention.h"
 #include "engine/cpu/tiled_attention.h"
+#include "engine/cpu/tiled_backward.h"
 
 namespace attnd {
 namespace {
@@ -39,12 +41,12 @@ BackendInfo MakeInfo(const char* engine) {
   info.engines = {engine};
   info.devices = {device};
   info.dtypes = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-  info.features = {"causal",    "window",        "logit_softcap",
-                   "page_size", "deterministic", "batch_invariant"};
+  info.features = {"causal",       "window",  "logit_softcap", "bias_kind",     "alibi",
+                   "softmax_kind", "dropout", "page_size",     "deterministic", "batch_invariant"};
   return info;
 }
 
-absl::Status CheckPlainAttention(const AttentionProblem& problem) {
+absl::Status CheckDType(const AttentionProblem& problem) {
   const DType dtype = problem.dtype;
   if (dtype != DType::kFloat32 && dtype != DType::kFloat16 && dtype != DType::kBFloat16) {
     const std::string_view name = Name(dtype);
@@ -52,19 +54,6 @@ absl::Status CheckPlainAttention(const AttentionProblem& problem) {
         reason::kNotBuilt, "spec.dtype",
         absl::StrCat("is ", absl::string_view(name.data(), name.size()),
                      ", which the CPU does not compute; FLOAT32, FLOAT16 and BFLOAT16 work"));
-  }
-  if (problem.bias_kind != BiasKind::kNone) {
-    return UnimplementedField(reason::kNotBuilt, "spec.bias_kind",
-                              "is set, and the CPU does not compute a bias; NONE works");
-  }
-  if (problem.softmax_kind != SoftmaxKind::kVanilla) {
-    return UnimplementedField(reason::kNotBuilt, "spec.softmax_kind",
-                              "asks for a sink, which the CPU does not compute; VANILLA works");
-  }
-  if (problem.dropout.probability > 0) {
-    return UnimplementedField(
-        reason::kNotBuilt, "spec.dropout",
-        "has a probability above 0, and the CPU does not drop anything; 0, or no dropout, works");
   }
   return absl::OkStatus();
 }
@@ -85,6 +74,22 @@ class TiledPlan : public AttentionPlan {
   const int64_t workspace_bytes_;
 };
 
+class TiledBackwardPlan : public BackwardPlan {
+ public:
+  TiledBackwardPlan(const AttentionProblem& problem, ThreadTeam& team)
+      : team_(team), workspace_bytes_(TiledBackwardWorkspaceBytes(problem, team.size())) {}
+
+  std::string_view engine() const override { return "tiled"; }
+  int64_t workspace_bytes() const override { return workspace_bytes_; }
+  absl::Status Backward(const AttentionProblem& problem, const BackwardBuffers& buffers) override {
+    return TiledBackward(problem, buffers, team_);
+  }
+
+ private:
+  ThreadTeam& team_;
+  const int64_t workspace_bytes_;
+};
+
 class ReferencePlan : public AttentionPlan {
  public:
   std::string_view engine() const override { return "reference"; }
@@ -94,22 +99,45 @@ class ReferencePlan : public AttentionPlan {
   }
 };
 
+class ReferenceBackwardPlan : public BackwardPlan {
+ public:
+  std::string_view engine() const override { return "reference"; }
+  int64_t workspace_bytes() const override { return 0; }
+  absl::Status Backward(const AttentionProblem& problem, const BackwardBuffers& buffers) override {
+    return ReferenceBackward(problem, buffers);
+  }
+};
+
 }  // namespace
 
 CpuBackend::CpuBackend(int threads) : info_(MakeInfo("tiled")), team_(threads) {}
 
 absl::StatusOr<std::unique_ptr<AttentionPlan>> CpuBackend::BuildPlan(
     const AttentionProblem& problem) {
-  ATTND_RETURN_IF_ERROR(CheckPlainAttention(problem));
+  ATTND_RETURN_IF_ERROR(CheckDType(problem));
   return std::make_unique<TiledPlan>(problem, team_);
+}
+
+absl::StatusOr<std::unique_ptr<BackwardPlan>> CpuBackend::BuildBackwardPlan(
+    const AttentionProblem& problem) {
+  ATTND_RETURN_IF_ERROR(CheckDType(problem));
+  ATTND_RETURN_IF_ERROR(CheckGradientViews(problem));
+  return std::make_unique<TiledBackwardPlan>(problem, team_);
 }
 
 ReferenceBackend::ReferenceBackend() : info_(MakeInfo("reference")) {}
 
 absl::StatusOr<std::unique_ptr<AttentionPlan>> ReferenceBackend::BuildPlan(
     const AttentionProblem& problem) {
-  ATTND_RETURN_IF_ERROR(CheckPlainAttention(problem));
+  ATTND_RETURN_IF_ERROR(CheckDType(problem));
   return std::make_unique<ReferencePlan>();
+}
+
+absl::StatusOr<std::unique_ptr<BackwardPlan>> ReferenceBackend::BuildBackwardPlan(
+    const AttentionProblem& problem) {
+  ATTND_RETURN_IF_ERROR(CheckDType(problem));
+  ATTND_RETURN_IF_ERROR(CheckGradientViews(problem));
+  return std::make_unique<ReferenceBackwardPlan>();
 }
 
 }  // namespace attnd

@@ -1,8 +1,9 @@
 // Attention on the CPU: the tiled path that serves, and the reference loop behind the same
 // interface, so that one conformance suite runs on both.
 //
-// Both compute FLOAT32, FLOAT16 and BFLOAT16 with plain softmax, any strides, THD, paged K and V,
-// GQA, causal masks, windows and soft cap. BuildPlan refuses FP8, bias, sinks and dropout.
+// Both compute FLOAT32, FLOAT16 and BFLOAT16 with any strides, THD, paged K and V, GQA, causal
+// masks, windows, soft cap, biases, sinks and dropout, and the gradients of the problems that
+// CheckGradientViews passes. FP8 is refused.
 #pragma once
 
 #include <memory>
@@ -23,6 +24,8 @@ class CpuBackend : public AttentionBackend {
   const BackendInfo& info() const override { return info_; }
   absl::StatusOr<std::unique_ptr<AttentionPlan>> BuildPlan(
       const AttentionProblem& problem) override;
+  absl::StatusOr<std::unique_ptr<BackwardPlan>> BuildBackwardPlan(
+      const AttentionProblem& problem) override;
 
  private:
   const BackendInfo info_;
@@ -36,6 +39,8 @@ class ReferenceBackend : public AttentionBackend {
 
   const BackendInfo& info() const override { return info_; }
   absl::StatusOr<std::unique_ptr<AttentionPlan>> BuildPlan(
+      const AttentionProblem& problem) override;
+  absl::StatusOr<std::unique_ptr<BackwardPlan>> BuildBackwardPlan(
       const AttentionProblem& problem) override;
 
  private:

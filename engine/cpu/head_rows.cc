@@ -71,6 +71,19 @@ HeadRows ValueRows(const AttentionProblem& problem, const ForwardBuffers& buffer
   return rows;
 }
 
+HeadRows BiasRows(const AttentionProblem& problem, const std::byte* bias, const SequenceHead& at,
+                  const KeyRange& keys) {
+  const Strides& s = problem.bias_strides;
+  HeadRows rows;
+  rows.dtype = problem.dtype;
+  rows.base = bias + (at.sequence * s.batch + at.head * s.head + keys.first * s.dim) *
+                         SizeOf(problem.dtype);
+  rows.cols = keys.last - keys.first;
+  rows.seq_stride = s.seq;
+  rows.dim_stride = s.dim;
+  return rows;
+}
+
 void GatherRows(const HeadRows& rows, int64_t first, int64_t count, float* dst,
                 int64_t dst_stride) {
   for (int64_t j = 0; j < count && dst_stride > rows.cols; ++j) {
@@ -100,6 +113,14 @@ const float* FloatsInPlace(const HeadRows& rows, int64_t first) {
                         reinterpret_cast<uintptr_t>(rows.base) % alignof(float) == 0;
   if (!is_float || rows.pages != nullptr) return nullptr;
   return reinterpret_cast<const float*>(RowStart(rows, first));
+}
+
+bool IsRowOf(const HeadRows& rows, int64_t j, float value) {
+  const std::byte* row = RowStart(rows, j);
+  for (int64_t c = 0; c < rows.cols; ++c) {
+    if (LoadElement(rows.dtype, row, c * rows.dim_stride) != value) return false;
+  }
+  return true;
 }
 
 bool AllRowsFinite(const HeadRows& rows, int64_t first, int64_t count) {

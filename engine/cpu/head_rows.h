@@ -30,12 +30,24 @@ HeadRows KeyRows(const AttentionProblem& problem, const ForwardBuffers& buffers,
 HeadRows ValueRows(const AttentionProblem& problem, const ForwardBuffers& buffers, int64_t i,
                    int64_t n);
 
+struct SequenceHead {
+  int64_t sequence = 0;
+  int64_t head = 0;
+};
+
+// Of the problem's bias: query rows of that query head, and columns for `keys` alone.
+HeadRows BiasRows(const AttentionProblem& problem, const std::byte* bias, const SequenceHead& at,
+                  const KeyRange& keys);
+
 // Copies rows first .. first + count - 1 to dst as float32, rows dst_stride apart, with zeros
 // between them where that is more than cols.
 void GatherRows(const HeadRows& rows, int64_t first, int64_t count, float* dst, int64_t dst_stride);
 
 // Row `first` where rows are contiguous float32 at distances of seq_stride, else null.
 const float* FloatsInPlace(const HeadRows& rows, int64_t first);
+
+// Whether every element of row j is `value`.
+bool IsRowOf(const HeadRows& rows, int64_t j, float value);
 
 // Whether none of these elements is infinite or NaN. Slow: for what should not happen.
 bool AllRowsFinite(const HeadRows& rows, int64_t first, int64_t count);

@@ -29,22 +29,25 @@ constexpr int kStepRows = 8;
 #endif
 static_assert(kProductStep % kStepRows == 0);
 
-// kStepRows rows of c, kVectors vectors of lanes.
-template <int kVectors>
+// kStepRows rows of c, kVectors vectors of lanes. kIsPanel: the strides of b and c are kPanelRows,
+// which is 4% faster than reading them.
+template <bool kIsPanel, int kVectors>
 HWY_INLINE void MultiplyBlock(const PanelProduct& p, const float* HWY_RESTRICT a,
                               const float* HWY_RESTRICT b, float* HWY_RESTRICT c) {
   const Tag d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t c_stride = kIsPanel ? kPanelRows : p.c_stride;
   Vec sum[kStepRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kStepRows; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
-      sum[r][v] = p.accumulate ? hn::LoadU(d, c + r * kPanelRows + v * lanes) : hn::Zero(d);
+      sum[r][v] = p.accumulate ? hn::LoadU(d, c + r * c_stride + v * lanes) : hn::Zero(d);
     }
   }
   const int64_t row_stride = p.a_row_stride;
   const int64_t depth_stride = p.a_depth_stride;
+  const int64_t b_stride = kIsPanel ? kPanelRows : p.b_stride;
   for (int64_t k = 0; k < p.depth; ++k) {
     Vec column[kVectors];
 #pragma GCC unroll 2
@@ -56,28 +59,34 @@ HWY_INLINE void MultiplyBlock(const PanelProduct& p, const float* HWY_RESTRICT a
       for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(element, column[v], sum[r][v]);
     }
     a += depth_stride;
-    b += kPanelRows;
+    b += b_stride;
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kStepRows; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
-      hn::StoreU(sum[r][v], d, c + r * kPanelRows + v * lanes);
+      hn::StoreU(sum[r][v], d, c + r * c_stride + v * lanes);
     }
   }
 }
 
-void Multiply(const PanelProduct& p) {
+template <bool kIsPanel>
+HWY_INLINE void MultiplyRows(const PanelProduct& p) {
   const auto lanes = static_cast<int64_t>(hn::Lanes(Tag()));
   for (int64_t i = 0; i < p.rows; i += kStepRows) {
     const float* a = p.a + i * p.a_row_stride;
-    float* c = p.c + i * kPanelRows;
+    float* c = p.c + i * p.c_stride;
     int64_t lane = p.first_lane;
     for (; lane + 2 * lanes <= p.last_lane; lane += 2 * lanes) {
-      MultiplyBlock<2>(p, a, p.b + lane, c + lane);
+      MultiplyBlock<kIsPanel, 2>(p, a, p.b + lane, c + lane);
     }
-    if (lane < p.last_lane) MultiplyBlock<1>(p, a, p.b + lane, c + lane);
+    if (lane < p.last_lane) MultiplyBlock<kIsPanel, 1>(p, a, p.b + lane, c + lane);
   }
+}
+
+void Multiply(const PanelProduct& p) {
+  const bool is_panel = p.b_stride == kPanelRows && p.c_stride == kPanelRows;
+  is_panel ? MultiplyRows<true>(p) : MultiplyRows<false>(p);
 }
 
 // [4, 4] at src, transposed to dst.

@@ -25,8 +25,10 @@ struct PanelProduct {
   const float* a = nullptr;
   int64_t a_row_stride = 0;
   int64_t a_depth_stride = 0;
-  const float* b = nullptr;  // [depth, kPanelRows]
-  float* c = nullptr;        // [rows, kPanelRows]
+  const float* b = nullptr;  // [depth, lanes], rows b_stride apart.
+  int64_t b_stride = kPanelRows;
+  float* c = nullptr;  // [rows, lanes], rows c_stride apart.
+  int64_t c_stride = kPanelRows;
   int64_t first_lane = 0;
   int64_t last_lane = kPanelRows;
   bool accumulate = false;

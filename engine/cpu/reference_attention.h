@@ -1,5 +1,6 @@
-// The plain, obvious attention loop: double accumulation, one row at a time. It stays as the oracle
-// that every faster path is compared with, and answers where float32 could not hold the products.
+// The plain, obvious attention loops: double accumulation, one row at a time. They stay as the
+// oracle that every faster path is compared with, and answer where float32 could not hold the
+// products.
 #pragma once
 
 #include "absl/status/status.h"
@@ -8,19 +9,27 @@
 
 namespace attnd {
 
-// Computes `problem` for FLOAT32, FLOAT16 and BFLOAT16 inputs with any strides, dense, THD or
-// paged:
-//   s_j = scale * (q . k_j), capped to cap * tanh(s_j / cap) where there is a soft cap
-//   O = sum_j exp(s_j - LSE) v_j,  LSE = ln sum_j exp(s_j)    over the keys that the mask shows
-// Every element of out (and of lse, if given) is written. Rows outside the sequences and rows that
-// see no key get O = 0, LSE = -inf; no input element that no visible pair needs is read. A row all
-// of whose logits are -inf counts as one that sees no key; NaN in a visible logit makes O and LSE
-// NaN. Bias, sinks and dropout are not computed: callers refuse them first (INTERNAL here). Uses no
-// workspace. Thread-safe for distinct outputs.
+// Computes `problem` for FLOAT32, FLOAT16 and BFLOAT16 inputs (others: INTERNAL) with any strides,
+// dense, THD or paged. With x_j the logit of AttentionProblem and a sink that is nothing, 0 or the
+// head's softmax offset:
+//   P_j = exp(x_j - LSE),  LSE = ln(exp(sink) + sum_j exp(x_j))  over the keys that the mask shows
+//   O = sum_j keep_j / (1 - p) * P_j v_j
+// Every element of out (and of lse, if given) is written. Rows outside the sequences get O = 0,
+// LSE = -inf, and rows that see no key O = 0, LSE = sink or -inf; no input element that no visible
+// pair needs is read. A row all of whose logits are -inf counts as one that sees no key; NaN in a
+// visible logit makes O and LSE NaN. Uses no workspace. Thread-safe for distinct outputs.
 absl::Status ReferenceForward(const AttentionProblem& problem, const ForwardBuffers& buffers);
 
 // The same for query row `row` of head `n` of sequence `i` alone: writes that row of out and lse.
 void ReferenceForwardRow(const AttentionProblem& problem, const ForwardBuffers& buffers, int64_t i,
                          int64_t n, int64_t row);
+
+// The gradients of the same, for problems that CheckGradientViews passes. P comes from Q and K once
+// more: buffers.out and buffers.lse are not read and may be null, and so may d_bias and
+// d_softmax_offset where they are not wanted. d_out is read only in rows that see a key; a row that
+// sees none contributes nothing. Sums over rows, heads and broadcast axes are rounded once, when
+// they are complete. Takes memory of its own: float64 dK and dV of one sequence and head, and
+// dBias.
+absl::Status ReferenceBackward(const AttentionProblem& problem, const BackwardBuffers& buffers);
 
 }  // namespace attnd

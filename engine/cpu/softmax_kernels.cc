@@ -10,6 +10,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "engine/cpu/softmax_kernels.cc"
 #include "hwy/foreach_target.h"
+#include "engine/cpu/exp-inl.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 // clang-format on
@@ -24,29 +25,6 @@ using Tag = hn::CappedTag<float, kLaneGroup>;
 using Vec = hn::Vec<Tag>;
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
-// e^x for x <= 0, within 8e-8; 0 below -87.3, NaN for NaN
-// (which is why it is not Highway's Exp: that one makes it 0). x = k ln 2 + r, |r| <= ln 2 / 2; the
-// coefficients are a minimax fit of e^r.
-HWY_INLINE Vec ExpOfNonPositive(Vec x) {
-  const Tag d;
-  const hn::Rebind<int32_t, Tag> di;
-  // Past 2^23 floats are integers: the sum is rounded to one, and its low bits are k + 127.
-  const Vec to_integer = hn::Set(d, 12582912.0f + 127.0f);
-  const Vec biased = hn::MulAdd(x, hn::Set(d, 1.44269504f), to_integer);
-  const Vec k = hn::Sub(biased, to_integer);
-  Vec r = hn::NegMulAdd(k, hn::Set(d, 0.693145751953125f), x);
-  r = hn::NegMulAdd(k, hn::Set(d, 1.428606765330187e-6f), r);
-  Vec p = hn::MulAdd(r, hn::Set(d, 0.0013814467f), hn::Set(d, 0.0083687808f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.0416683927f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.1666651964f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.4999999404f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, biased));
-  const Vec e = hn::Mul(p, hn::BitCast(d, exponent));
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.3f)), e);
-}
 
 // One vector of lanes of a block.
 class LaneSoftmax {
@@ -67,7 +45,7 @@ class LaneSoftmax {
     m = hn::Max(m, old_m);  // In this order a NaN of before stays.
     // Where nothing was seen but logits of -inf, the differences below are to be -inf, not NaN.
     m_ = hn::IfThenZeroElse(hn::Eq(m, lowest), m);
-    const Vec factor = ExpOfNonPositive(hn::Sub(old_m, m_));
+    const Vec factor = ExpUpTo80(Tag(), hn::Sub(old_m, m_));
 
     Vec sum = Exp<true>(0, b_.seen_by_all.first, hn::Zero(d));
     sum = Exp<false>(b_.seen_by_all.first, b_.seen_by_all.last, sum);
@@ -143,7 +121,7 @@ class LaneSoftmax {
   // exponent would be the rounding error of m, not 0.
   template <bool kMasked>
   HWY_INLINE Vec Probability(int64_t row) const {
-    const Vec e = ExpOfNonPositive(hn::Sub(Scaled(row), m_));
+    const Vec e = ExpUpTo80(Tag(), hn::Sub(Scaled(row), m_));
     return kMasked ? hn::IfThenElseZero(IsVisible(row), e) : e;
   }
 

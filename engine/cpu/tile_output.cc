@@ -9,14 +9,12 @@
 #include "engine/cpu/reference_attention.h"
 #include "engine/cpu/row_kernels.h"
 #include "engine/cpu/softmax_kernels.h"
+#include "engine/cpu/tile_terms.h"
 
 namespace attnd {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-int64_t HeadOf(const Tile& tile, int64_t r) { return tile.first_head + r / tile.num_rows; }
-int64_t QueryOf(const Tile& tile, int64_t r) { return tile.first_row + r % tile.num_rows; }
 
 // What float32 could not hold: a result that is not finite, or no maximum although keys are
 // visible. `r` counts from state.first.
@@ -24,9 +22,13 @@ bool IsSuspicious(const TileContext& context, const Tile& tile, const RowState& 
   const AttentionProblem& p = context.problem;
   if (state.m[r] == -kInfinity) {
     const SequenceExtent& extent = p.sequences[static_cast<size_t>(tile.sequence)];
-    const KeyRange keys =
-        p.mask.VisibleKeys(QueryOf(tile, state.first + r), extent.q_len, extent.kv_len);
-    return keys.first != keys.last;
+    const int64_t row = tile.QueryOf(state.first + r);
+    const KeyRange keys = p.mask.VisibleKeys(row, extent.q_len, extent.kv_len);
+    if (!p.bias) return keys.first != keys.last;
+    // A bias of -inf is a mask.
+    const HeadRows bias =
+        BiasRows(p, context.buffers.bias, {tile.sequence, tile.HeadOf(state.first + r)}, keys);
+    return !IsRowOf(bias, row, -kInfinity);
   }
   return !std::isfinite(state.m[r]) || !std::isfinite(state.l[r]) ||
          !AllFinite(state.acc + r * state.acc_stride, p.head_dim_v);
@@ -49,8 +51,8 @@ void RepairRows(const TileContext& context, const Tile& tile, const RowState& st
       keys_are_finite = AllRowsFinite(KeyRows(p, b, tile.sequence, tile.kv_head), 0, keys) &&
                         AllRowsFinite(ValueRows(p, b, tile.sequence, tile.kv_head), 0, keys);
     }
-    const int64_t n = HeadOf(tile, state.first + r);
-    const int64_t row = QueryOf(tile, state.first + r);
+    const int64_t n = tile.HeadOf(state.first + r);
+    const int64_t row = tile.QueryOf(state.first + r);
     if (!*keys_are_finite || !AllRowsFinite(QueryRows(p, b, tile.sequence, n), row, 1)) continue;
     ReferenceForwardRow(p, b, tile.sequence, n, row);
   }
@@ -62,8 +64,8 @@ void ForEachRow(const TileContext& context, const Tile& tile, const RowState& st
   const AttentionProblem& p = context.problem;
   const int64_t start = p.q_is_thd ? p.sequences[static_cast<size_t>(tile.sequence)].q_row : 0;
   const int64_t sequence = p.q_is_thd ? 0 : tile.sequence;
-  int64_t n = HeadOf(tile, state.first);
-  int64_t row = QueryOf(tile, state.first);
+  int64_t n = tile.HeadOf(state.first);
+  int64_t row = tile.QueryOf(state.first);
   for (int64_t r = 0; r < state.count; ++r) {
     fn(r, sequence, start + row, n);
     if (++row == tile.first_row + tile.num_rows) {
@@ -94,6 +96,23 @@ void WriteRow(const TileContext& context, const RowState& state, int64_t r, int6
   }
 }
 
+// Once for each row, when all its keys are in. Rows without keys stay as they are.
+void AddSinks(const TileContext& context, const Tile& tile, const RowState& state) {
+  for (int64_t r = 0; r < state.count; ++r) {
+    if (state.m[r] == -kInfinity) continue;
+    const float sink =
+        SinkOf(context.problem, context.buffers.softmax_offset, tile.HeadOf(state.first + r));
+    if (sink > state.m[r]) {
+      const float keep = std::exp(state.m[r] - sink);
+      float* o = state.acc + r * state.acc_stride;
+      for (int64_t c = 0; c < context.problem.head_dim_v; ++c) o[c] *= keep;
+      state.l[r] *= keep;
+      state.m[r] = sink;
+    }
+    state.l[r] += std::exp(sink - state.m[r]);
+  }
+}
+
 // All rows of the tile's partial results of one chunk.
 RowState PartialRows(const Tile& tile, int64_t chunk, int64_t d_v) {
   RowState state;
@@ -117,14 +136,18 @@ void StorePartialRows(const Tile& tile, const RowState& state, int64_t d_v) {
 }
 
 void WriteRows(const TileContext& context, const Tile& tile, const RowState& state) {
+  if (context.problem.softmax_kind != SoftmaxKind::kVanilla) AddSinks(context, tile, state);
   ForEachRow(context, tile, state, [&](int64_t r, int64_t i, int64_t row, int64_t n) {
     WriteRow(context, state, r, OutElement(context.problem, i, row, n));
   });
   if (context.buffers.lse != nullptr) {
-    const Strides& strides = context.problem.lse;
+    const AttentionProblem& p = context.problem;
+    const Strides& strides = p.lse;
     LogSumExp(state.m, state.l, state.count, state.l);
     ForEachRow(context, tile, state, [&](int64_t r, int64_t i, int64_t row, int64_t n) {
-      context.buffers.lse[i * strides.batch + row * strides.seq + n * strides.head] = state.l[r];
+      const float lse =
+          state.m[r] == -kInfinity ? SinkOf(p, context.buffers.softmax_offset, n) : state.l[r];
+      context.buffers.lse[i * strides.batch + row * strides.seq + n * strides.head] = lse;
     });
   }
   RepairRows(context, tile, state);

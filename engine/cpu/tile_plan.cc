@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "engine/cpu/scratch_carver.h"
+
 namespace attnd {
 namespace {
 
@@ -10,35 +12,14 @@ constexpr int64_t kMaxTileRows = 512;  // or more where there are enough tiles.
 constexpr int64_t kTargetTiles = 32;   // Enough to keep that many cores busy.
 constexpr int64_t kMinChunkKeys = 512;
 constexpr int64_t kUnownedBlockRows = 64;
-constexpr int64_t kAlignFloats = 16;  // 64 bytes
 
 // For a >= 0, without overflow.
 int64_t CeilDiv(int64_t a, int64_t b) { return a == 0 ? 0 : (a - 1) / b + 1; }
-
-int64_t Align(int64_t floats) { return CeilDiv(floats, kAlignFloats) * kAlignFloats; }
 
 // The last index whose first number is <= value: `first` rises, and first[count] is the total.
 int64_t Locate(const int64_t* first, int64_t count, int64_t value) {
   return std::upper_bound(first, first + count + 1, value) - first - 1;
 }
-
-// Hands out aligned pieces of memory, or only counts them where there is none.
-class Carver {
- public:
-  explicit Carver(float* base) : base_(base) {}
-
-  float* Floats(int64_t count) {
-    float* piece = base_ == nullptr ? nullptr : base_ + used_;
-    used_ += Align(count);
-    return piece;
-  }
-  int64_t* Integers(int64_t count) { return reinterpret_cast<int64_t*>(Floats(2 * count)); }
-  int64_t used() const { return used_; }
-
- private:
-  float* base_;
-  int64_t used_ = 0;
-};
 
 TileScratch CarveScratch(Carver& carver, const AttentionProblem& problem, int64_t rows) {
   const int64_t panels = NumPanels(rows);
@@ -56,10 +37,32 @@ TileScratch CarveScratch(Carver& carver, const AttentionProblem& problem, int64_
   scratch.rows = carver.Floats(kPanelRows * std::max(d_qk, d_v));
   scratch.visible = reinterpret_cast<KeyRange*>(carver.Integers(2 * panel_rows));
   scratch.groups = reinterpret_cast<LaneGroup*>(carver.Integers(4 * panel_rows / kLaneGroup));
+  scratch.terms = CarveTerms(carver, problem);
   return scratch;
 }
 
 }  // namespace
+
+TermScratch CarveTerms(Carver& carver, const AttentionProblem& problem) {
+  TermScratch scratch;
+  if (problem.bias_kind != BiasKind::kNone) {
+    scratch.terms = carver.Floats(kTileKeys * kPanelRows);
+    scratch.rows = carver.Floats(kPanelRows * kTileKeys);
+  }
+  if (problem.dropout.probability > 0) scratch.keep = carver.Floats(kTileKeys * kPanelRows);
+  return scratch;
+}
+
+KeyRange Intersect(const KeyRange& a, const KeyRange& b) {
+  const KeyRange keys = {std::max(a.first, b.first), std::min(a.last, b.last)};
+  return IsEmpty(keys) ? KeyRange{} : keys;
+}
+
+KeyRange Span(const KeyRange& a, const KeyRange& b) {
+  if (IsEmpty(a)) return b;
+  if (IsEmpty(b)) return a;
+  return {std::min(a.first, b.first), std::max(a.last, b.last)};
+}
 
 TilePlan::TilePlan(const AttentionProblem& problem, int threads)
     : problem_(problem), threads_(threads) {

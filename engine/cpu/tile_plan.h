@@ -14,10 +14,14 @@
 
 #include "engine/core/attention_problem.h"
 #include "engine/cpu/panel_product.h"
+#include "engine/cpu/tile_scratch.h"
 
 namespace attnd {
 
-inline constexpr int64_t kTileKeys = 128;  // Keys of one product.
+inline bool IsEmpty(const KeyRange& keys) { return keys.first >= keys.last; }
+KeyRange Intersect(const KeyRange& a, const KeyRange& b);
+// The shortest range with all of both.
+KeyRange Span(const KeyRange& a, const KeyRange& b);
 
 struct Tile {
   int64_t sequence = 0;
@@ -28,6 +32,12 @@ struct Tile {
   int64_t num_rows = 0;
   int64_t chunk = 0;  // Of num_chunks.
   int64_t num_chunks = 1;
+
+  // Rows of all heads, head by head, and what row r of them is.
+  int64_t rows() const { return num_heads * num_rows; }
+  int64_t HeadOf(int64_t r) const { return first_head + r / num_rows; }
+  int64_t QueryOf(int64_t r) const { return first_row + r % num_rows; }
+
   // With several chunks: acc [rows, d_v], m [rows], l [rows] of chunk 0 where rows is num_heads *
   // num_rows, and the distance in floats to the next chunk's. Null otherwise.
   float* partials = nullptr;
@@ -39,27 +49,6 @@ struct UnownedRows {
   int64_t sequence = 0;  // 0 on a THD side, where rows count from the start of the token buffer.
   int64_t first_row = 0;
   int64_t num_rows = 0;
-};
-
-// Keys that kLaneGroup rows see: any of them, and all of them.
-struct LaneGroup {
-  KeyRange seen_by_any;
-  KeyRange seen_by_all;
-};
-
-// One thread's scratch. Rows are those of panels (panel_product.h), `panels` is NumPanels of
-// TilePlan::max_tile_rows(), and d_v is PaddedValueDim.
-struct TileScratch {
-  float* logits = nullptr;      // [kTileKeys + kProductStep, kPanelRows]
-  float* acc = nullptr;         // [panels, d_v, kPanelRows]
-  float* m = nullptr;           // [panels, kPanelRows]
-  float* l = nullptr;           // [panels, kPanelRows]
-  float* q = nullptr;           // [panels, d_qk, kPanelRows]
-  float* k = nullptr;           // [kTileKeys + kProductStep, d_qk]
-  float* v = nullptr;           // [kTileKeys, d_v]
-  float* rows = nullptr;        // [kPanelRows, max(d_qk, d_v)]
-  KeyRange* visible = nullptr;  // [panels, kPanelRows]
-  LaneGroup* groups = nullptr;  // [panels, kPanelRows / kLaneGroup]
 };
 
 inline int64_t NumPanels(int64_t rows) { return RoundUp(rows, kPanelRows) / kPanelRows; }

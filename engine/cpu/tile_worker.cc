@@ -7,36 +7,17 @@
 
 #include "engine/cpu/few_rows.h"
 #include "engine/cpu/head_rows.h"
+#include "engine/cpu/logit_terms.h"
 #include "engine/cpu/panel_product.h"
 #include "engine/cpu/row_kernels.h"
 #include "engine/cpu/softmax_kernels.h"
+#include "engine/cpu/tile_terms.h"
 
 namespace attnd {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kGroups = kPanelRows / kLaneGroup;
-
-bool IsEmpty(const KeyRange& keys) { return keys.first >= keys.last; }
-
-KeyRange Intersect(const KeyRange& a, const KeyRange& b) {
-  const KeyRange keys = {std::max(a.first, b.first), std::min(a.last, b.last)};
-  return IsEmpty(keys) ? KeyRange{} : keys;
-}
-
-// The shortest range with all of both.
-KeyRange Span(const KeyRange& a, const KeyRange& b) {
-  if (IsEmpty(a)) return b;
-  if (IsEmpty(b)) return a;
-  return {std::min(a.first, b.first), std::max(a.last, b.last)};
-}
-
-// A cap that float32 holds: one below its range leaves nothing of any logit, one above it all. 0:
-// none.
-float FloatSoftcap(const std::optional<double>& cap) {
-  if (!cap || *cap > std::numeric_limits<float>::max()) return 0;
-  return std::max(static_cast<float>(*cap), std::numeric_limits<float>::min());
-}
 
 struct FloatRows {
   const float* data = nullptr;
@@ -87,8 +68,9 @@ class TileComputation {
         context_(context),
         tile_(tile),
         scratch_(scratch),
+        terms_(p_, context.buffers.bias, tile, scratch.terms),
         extent_(p_.sequences[static_cast<size_t>(tile.sequence)]),
-        rows_(tile.num_heads * tile.num_rows),
+        rows_(tile.rows()),
         panels_(NumPanels(rows_)),
         d_v_(PaddedValueDim(p_.head_dim_v)),
         is_few_(rows_ <= kFewRows) {}
@@ -156,7 +138,7 @@ class TileComputation {
       int64_t stride = d_qk;
       for (int64_t r = 0; r < count;) {  // Piece by piece of one head.
         const int64_t tile_row = panel * kPanelRows + r;
-        const int64_t n = tile_.first_head + tile_row / tile_.num_rows;
+        const int64_t n = tile_.HeadOf(tile_row);
         const int64_t row = tile_row % tile_.num_rows;
         const int64_t piece = std::min(count - r, tile_.num_rows - row);
         const HeadRows rows = QueryRows(p_, context_.buffers, tile_.sequence, n);
@@ -205,10 +187,12 @@ class TileComputation {
     }
     const Segments segments(keys);
     for (const Segment& segment : segments) MultiplyKeys(panel, segment);
+    if (terms_.has_terms()) terms_.FillTerms(panel, Span(keys[0], keys[1]));
+    if (terms_.has_dropout()) terms_.FillKeep(panel, Span(keys[0], keys[1]));
     for (int64_t g = 0; g < kGroups; ++g) Softmax(panel, g, keys[static_cast<size_t>(g)]);
-    // A masked key has P = 0, and 0 * NaN would be NaN: where some row does not see some key and V
-    // is not all finite, only visible keys are touched.
-    const bool visible_only = is_masked && !VIsFinite();
+    // A masked or dropped key has P = 0, and 0 * NaN would be NaN: where some row does not see or
+    // keep some key and V is not all finite, only visible and kept keys are touched.
+    const bool visible_only = (is_masked || terms_.has_dropout()) && !VIsFinite();
     for (const Segment& segment : segments) {
       visible_only ? AddVisibleValues(panel, segment) : AddValues(panel, segment);
     }
@@ -249,6 +233,14 @@ class TileComputation {
     block.logits = Logits(keys.first) + lane;
     block.scale = static_cast<float>(p_.scale);
     block.softcap = FloatSoftcap(p_.logit_softcap);
+    if (terms_.has_terms()) {
+      AddTerms({block.keys, terms_.TermsFrom(keys.first) + lane, block.logits,
+                terms_.before_scale(), block.scale, block.softcap});
+      if (!terms_.before_scale()) {
+        block.scale = 1;
+        block.softcap = 0;
+      }
+    }
     if (!IsEmpty(all)) block.seen_by_all = {all.first - keys.first, all.last - keys.first};
     block.visible = scratch_.visible + r;
     block.first_key = keys.first;
@@ -257,6 +249,8 @@ class TileComputation {
     block.acc = Acc(panel) + lane;
     block.d_v = p_.head_dim_v;
     OnlineSoftmax(block);
+    if (!terms_.has_dropout()) return;
+    ScaleLogits(block.keys, terms_.KeepFrom(keys.first) + lane, block.logits);
   }
 
   void AddValues(int64_t panel, const Segment& segment) const {
@@ -285,6 +279,7 @@ class TileComputation {
       for (int64_t j = keys.first; j < keys.last; ++j) {
         const float* v = Value(j);
         const float probability = Logits(j)[lane];
+        if (terms_.has_dropout() && terms_.KeepFrom(j)[lane] == 0) continue;
         for (int64_t c = 0; c < p_.head_dim_v; ++c) {
           Acc(panel)[c * kPanelRows + lane] += probability * v[c];
         }
@@ -327,6 +322,7 @@ class TileComputation {
   const TileContext& context_;
   const Tile& tile_;
   const TileScratch& scratch_;
+  TileTerms terms_;
   const SequenceExtent& extent_;
   const int64_t rows_;
   const int64_t panels_;

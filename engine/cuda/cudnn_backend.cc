@@ -79,7 +79,14 @@ absl::StatusOr<std::unique_ptr<AttentionPlan>> CudnnBackend::BuildPlan(
   return std::make_unique<CudnnPlan>(problem, d, *std::move(graph));
 }
 
-bool CudnnBackend::PlanIsReady(const AttentionProblem& problem) const {
+absl::StatusOr<std::unique_ptr<BackwardPlan>> CudnnBackend::BuildBackwardPlan(
+    const AttentionProblem&) {
+  return MakeError(absl::StatusCode::kUnimplemented, reason::kNotBuilt, "",
+                   "the GPU computes no gradients yet; the CPU does (--fallback=cpu)");
+}
+
+bool CudnnBackend::PlanIsReady(const AttentionProblem& problem, Pass pass) const {
+  if (pass == Pass::kBackward) return true;
   absl::StatusOr<SdpaDescription> d = DescribeSdpa(problem);
   if (!d.ok()) return true;
   std::optional<GraphCache::Result> graph = graphs_.Find(*d);

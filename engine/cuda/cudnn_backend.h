@@ -28,7 +28,9 @@ class CudnnBackend final : public AttentionBackend {
   const BackendInfo& info() const override { return info_; }
   absl::StatusOr<std::unique_ptr<AttentionPlan>> BuildPlan(
       const AttentionProblem& problem) override;
-  bool PlanIsReady(const AttentionProblem& problem) const override;
+  absl::StatusOr<std::unique_ptr<BackwardPlan>> BuildBackwardPlan(
+      const AttentionProblem& problem) override;
+  bool PlanIsReady(const AttentionProblem& problem, Pass pass) const override;
   absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override;
 
   // Graphs built so far, refused ones among them.

@@ -13,7 +13,7 @@ constexpr absl::Duration kRetryAfter = absl::Milliseconds(50);
 
 }  // namespace
 
-absl::Status Batcher::CheckLive(const ForwardWork& work, absl::Time now) {
+absl::Status Batcher::CheckLive(const Work& work, absl::Time now) {
   switch (work.context.cancellation->cause()) {
     case CancellationToken::Cause::kNone: break;
     case CancellationToken::Cause::kClient:

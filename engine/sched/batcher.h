@@ -24,7 +24,7 @@ struct BatcherLimits {
 
 class Batcher {
  public:
-  using WorkPtr = std::unique_ptr<ForwardWork>;
+  using WorkPtr = std::unique_ptr<Work>;
 
   // What a pull takes out of the queue.
   struct Pulled {
@@ -57,7 +57,7 @@ class Batcher {
   bool empty() const;
 
   // Why `work` must not run (on) at `now`: CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, or OK.
-  static absl::Status CheckLive(const ForwardWork& work, absl::Time now);
+  static absl::Status CheckLive(const Work& work, absl::Time now);
 
  private:
   void SweepLocked(absl::Time now, std::vector<WorkPtr>& dropped);

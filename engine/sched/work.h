@@ -1,17 +1,16 @@
-// One forward request on its way through the engine.
+// One request on its way through the engine.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "engine/backend/attention_backend.h"
-#include "engine/backend/forward_memory.h"
+#include "engine/backend/call_memory.h"
 #include "engine/core/attention_problem.h"
 #include "engine/core/request_context.h"
 #include "engine/memory/memory_pool.h"
@@ -31,26 +30,28 @@ struct ExecutionReport {
   bool plan_cache_hit = false;
 };
 
-struct ForwardResult {
-  TensorDesc out_desc;
-  TensorDesc lse_desc;
-  std::shared_ptr<const PoolBuffer> memory;  // Holds out and lse.
-  std::span<const std::byte> out;
-  std::span<const std::byte> lse;  // Empty where not wanted.
+// The outputs that CallMemory names, in a block.
+struct CallResult {
+  BlockLayout layout;
+  std::shared_ptr<const PoolBuffer> memory;
   ExecutionReport report;
+  std::string context;  // Where forward was to be retained: its name.
+
+  std::span<const std::byte> bytes(Piece piece) const { return layout.In(memory->data(), piece); }
 };
 
 // Called exactly once, from any thread, for whatever becomes of a request. Must not block.
-using ForwardDone = absl::AnyInvocable<void(absl::StatusOr<ForwardResult>)>;
+using CallDone = absl::AnyInvocable<void(absl::StatusOr<CallResult>)>;
 
-struct ForwardWork {
+struct Work {
   AttentionProblem problem;
-  bool with_lse = false;
+  Pass pass = Pass::kForward;
+  bool with_lse = false;  // Forward only.
   AttentionBackend* backend = nullptr;
-  std::unique_ptr<AttentionPlan> plan;
+  std::unique_ptr<CallPlan> plan;  // An AttentionPlan or a BackwardPlan, by pass.
   bool plan_cache_hit = false;
 
-  ForwardMemory memory;
+  CallMemory memory;
   PoolBuffer inputs;   // Host memory.
   PoolBuffer outputs;  // Host memory.
   // In the backend's address space: a workspace, or, where that is not the host's, inputs, outputs
@@ -61,7 +62,12 @@ struct ForwardWork {
   RequestContext context;
   absl::Duration copy_in;  // The time that filling `inputs` took.
   absl::Time submitted;
-  ForwardDone done;
+  CallDone done;
+
+  // Set for a forward call that is to be retained: called after it ran, with its outputs, and takes
+  // what it wants of the work. Returns the context's name.
+  absl::AnyInvocable<std::string(Work& work, const std::shared_ptr<const PoolBuffer>& outputs)>
+      retain;
 };
 
 }  // namespace attnd

@@ -9,34 +9,59 @@ namespace attnd {
 
 namespace {
 
-absl::Status ComputeInHostMemory(ForwardWork& work, ExecutionReport& report) {
-  const absl::Time start = absl::Now();
-  ForwardBuffers buffers =
-      BuffersIn(work.memory, work.problem, work.with_lse, work.inputs.data(), work.outputs.data());
-  buffers.workspace = work.device.bytes();
+// Where a call computes: its blocks, workspace and queue, in the backend's address space.
+struct Place {
+  std::byte* inputs = nullptr;
+  std::byte* outputs = nullptr;
+  std::span<std::byte> workspace;
+  DeviceQueue* queue = nullptr;
+};
+
+template <typename Buffers>
+Buffers Completed(Buffers buffers, const Work& work, const Place& place) {
+  buffers.workspace = place.workspace;
+  buffers.queue = place.queue;
   buffers.cancellation = work.context.cancellation.get();
-  const absl::Status status = work.plan->Forward(work.problem, buffers);
+  return buffers;
+}
+
+absl::Status Run(Work& work, const Place& place) {
+  if (work.pass == Pass::kForward) {
+    return static_cast<AttentionPlan&>(*work.plan)
+        .Forward(work.problem, Completed(ForwardBuffersIn(work.memory, place.inputs, place.outputs),
+                                         work, place));
+  }
+  return static_cast<BackwardPlan&>(*work.plan)
+      .Backward(work.problem, Completed(BackwardBuffersIn(work.memory, place.inputs, place.outputs),
+                                        work, place));
+}
+
+absl::Status ComputeInHostMemory(Work& work, ExecutionReport& report) {
+  const absl::Time start = absl::Now();
+  const absl::Status status =
+      Run(work, {work.inputs.data(), work.outputs.data(), work.device.bytes(), /*queue=*/nullptr});
   report.compute = absl::Now() - start;
   return status;
 }
 
-absl::Status EnqueueOnDevice(ForwardWork& work, DeviceQueue& queue) {
+absl::Status EnqueueOnDevice(Work& work, DeviceQueue& queue) {
+  const int64_t input_bytes = work.memory.inputs.bytes();
+  const int64_t output_bytes = work.memory.outputs.bytes();
   std::byte* const inputs = work.device.data();
-  std::byte* const outputs = inputs + work.memory.input_bytes;
-  ForwardBuffers buffers = BuffersIn(work.memory, work.problem, work.with_lse, inputs, outputs);
-  buffers.workspace = work.device.bytes().subspan(
-      static_cast<size_t>(work.memory.input_bytes + work.memory.output_bytes));
-  buffers.queue = &queue;
+  std::byte* const outputs = inputs + input_bytes;
   ATTND_RETURN_IF_ERROR(queue.Stamp(0));
-  ATTND_RETURN_IF_ERROR(queue.Copy(inputs, work.inputs.data(), work.memory.input_bytes));
+  ATTND_RETURN_IF_ERROR(queue.Copy(inputs, work.inputs.data(), input_bytes));
   ATTND_RETURN_IF_ERROR(queue.Stamp(1));
-  ATTND_RETURN_IF_ERROR(work.plan->Forward(work.problem, buffers));
+  ATTND_RETURN_IF_ERROR(
+      Run(work,
+          {inputs, outputs,
+           work.device.bytes().subspan(static_cast<size_t>(input_bytes + output_bytes)), &queue}));
   ATTND_RETURN_IF_ERROR(queue.Stamp(2));
-  ATTND_RETURN_IF_ERROR(queue.Copy(work.outputs.data(), outputs, work.memory.output_bytes));
+  ATTND_RETURN_IF_ERROR(queue.Copy(work.outputs.data(), outputs, output_bytes));
   return queue.Stamp(3);
 }
 
-absl::Status ComputeOnDevice(ForwardWork& work, DeviceQueue& queue, ExecutionReport& report) {
+absl::Status ComputeOnDevice(Work& work, DeviceQueue& queue, ExecutionReport& report) {
   const absl::Status enqueued = EnqueueOnDevice(work, queue);
   // After an error too: what was enqueued still uses the request's memory.
   const absl::Status done = queue.Wait();
@@ -50,9 +75,9 @@ absl::Status ComputeOnDevice(ForwardWork& work, DeviceQueue& queue, ExecutionRep
 
 }  // namespace
 
-void RunForward(Batcher::WorkPtr work, int64_t batch_size, DeviceQueue* queue) {
+void RunCall(Batcher::WorkPtr work, int64_t batch_size, DeviceQueue* queue) {
   const BackendInfo& info = work->backend->info();
-  ForwardResult result;
+  CallResult result;
   result.report = {.backend = info.name,
                    .device = info.devices.empty() ? "" : info.devices.front().name,
                    .engine = std::string(work->plan->engine()),
@@ -67,16 +92,10 @@ void RunForward(Batcher::WorkPtr work, int64_t batch_size, DeviceQueue* queue) {
     return;
   }
   result.report.copy_in += work->copy_in;
-  result.out_desc = std::move(work->problem.out_desc);
-  result.lse_desc = std::move(work->problem.lse_desc);
+  result.layout = work->memory.outputs;
   result.memory = std::make_shared<const PoolBuffer>(std::move(work->outputs));
-  const std::span<const std::byte> bytes = result.memory->bytes();
-  result.out = bytes.first(static_cast<size_t>(*NumBytes(result.out_desc)));
-  if (work->with_lse) {
-    result.lse = bytes.subspan(static_cast<size_t>(work->memory.lse),
-                               static_cast<size_t>(*NumBytes(result.lse_desc)));
-  }
-  ForwardDone done = std::move(work->done);
+  if (work->retain) result.context = work->retain(*work, result.memory);
+  CallDone done = std::move(work->done);
   work.reset();  // Inputs and workspace go back before the reply is made.
   done(std::move(result));
 }
@@ -111,7 +130,7 @@ void Worker::Loop(Batcher& batcher) {
         running_ = work->context.cancellation;
         if (abandoned_) running_->Cancel(CancellationToken::Cause::kShutdown);
       }
-      RunForward(std::move(work), size, queue_.get());
+      RunCall(std::move(work), size, queue_.get());
     }
   }
   std::lock_guard lock(mutex_);

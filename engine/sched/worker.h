@@ -14,7 +14,7 @@ namespace attnd {
 // Runs one request and calls its `done`. `batch_size`: requests that share the launch. With a
 // queue, the request's host memory is copied to its device memory and back; null: the backend
 // computes in host memory.
-void RunForward(Batcher::WorkPtr work, int64_t batch_size, DeviceQueue* queue);
+void RunCall(Batcher::WorkPtr work, int64_t batch_size, DeviceQueue* queue);
 
 // Calls `done` of each with why it did not run: its own state at `now`, else `otherwise`.
 void DropAll(std::vector<Batcher::WorkPtr> dropped, absl::Time now, const absl::Status& otherwise);

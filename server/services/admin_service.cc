@@ -45,6 +45,10 @@ AdminService::AdminService(const Engine& engine, std::string incarnation) : engi
              google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION));
   for (const AttentionBackend* backend : engine_.backends()) {
     AddBackend(capabilities_, backend->info());
+    for (const KernelFamily& family : engine_.disabled()) {
+      if (family.backend != backend->info().name) continue;
+      capabilities_.mutable_backends()->rbegin()->add_disabled(NameOf(family));
+    }
   }
   v1::Limits& limits = *capabilities_.mutable_limits();
   limits.set_message_bytes(std::numeric_limits<int32_t>::max());

@@ -13,11 +13,26 @@
 namespace attnd {
 namespace {
 
-// One Forward call, from its bytes to its reply. It lives until gRPC is done with it; the engine's
-// `done` comes before that, because only it finishes the call.
-class ForwardCall final : public grpc::ServerUnaryReactor {
+struct ForwardRpc {
+  using Request = v1::ForwardRequest;
+  static constexpr const char* kFailed = "forward failed";
+  static constexpr auto kDecode = wire::DecodeForward;
+  static constexpr auto kEncode = wire::EncodeForward;
+};
+
+struct BackwardRpc {
+  using Request = v1::BackwardRequest;
+  static constexpr const char* kFailed = "backward failed";
+  static constexpr auto kDecode = wire::DecodeBackward;
+  static constexpr auto kEncode = wire::EncodeBackward;
+};
+
+// One call, from its bytes to its reply. It lives until gRPC is done with it; the engine's `done`
+// comes before that, because only it finishes the call.
+template <typename Rpc>
+class ComputeCall final : public grpc::ServerUnaryReactor {
  public:
-  ForwardCall(const grpc::CallbackServerContext& context, grpc::ByteBuffer* reply,
+  ComputeCall(const grpc::CallbackServerContext& context, grpc::ByteBuffer* reply,
               LiveCalls& live_calls)
       : reply_(reply),
         live_calls_(live_calls),
@@ -28,12 +43,12 @@ class ForwardCall final : public grpc::ServerUnaryReactor {
                     : absl::FromChrono(context.deadline());
   }
 
-  void Start(Engine& engine, const grpc::ByteBuffer& bytes) {
-    absl::StatusOr<AttentionProblem> problem = CatchBadAlloc([&] { return Check(engine, bytes); });
-    if (!problem.ok()) return FinishWith(problem.status());
-    engine.Prepare(*std::move(problem), decoded_.description.return_lse,
-                   {.deadline = deadline_, .cancellation = cancellation_},
-                   [this, &engine](absl::StatusOr<PreparedForward> prepared) {
+  void Start(Engine& engine, const grpc::ByteBuffer& bytes, const std::string& owner) {
+    absl::StatusOr<CheckedCall> call = CatchBadAlloc([&] { return Check(engine, bytes); });
+    if (!call.ok()) return FinishWith(call.status());
+    decoded_.owner = owner;
+    engine.Prepare(*std::move(call), {.deadline = deadline_, .cancellation = cancellation_},
+                   [this, &engine](absl::StatusOr<PreparedCall> prepared) {
                      if (!prepared.ok()) return FinishWith(prepared.status());
                      FillAndSubmit(engine, *std::move(prepared));
                    });
@@ -47,16 +62,16 @@ class ForwardCall final : public grpc::ServerUnaryReactor {
 
  private:
   // The contract's order: contradictions, then what is not built, then (in Prepare) memory.
-  absl::StatusOr<AttentionProblem> Check(Engine& engine, const grpc::ByteBuffer& bytes) {
+  absl::StatusOr<CheckedCall> Check(Engine& engine, const grpc::ByteBuffer& bytes) {
     ATTND_RETURN_IF_ERROR(tensors_.Parse(bytes, request_));
-    ATTND_ASSIGN_OR_RETURN(decoded_, wire::DecodeForward(request_, tensors_));
-    ATTND_ASSIGN_OR_RETURN(AttentionProblem problem, engine.Check(decoded_.description));
+    ATTND_ASSIGN_OR_RETURN(decoded_, Rpc::kDecode(request_, tensors_));
+    ATTND_ASSIGN_OR_RETURN(CheckedCall call, engine.Check(decoded_.description));
     ATTND_RETURN_IF_ERROR(decoded_.unbuilt);
-    ATTND_RETURN_IF_ERROR(wire::CheckDestinations(decoded_, problem));
-    return problem;
+    ATTND_RETURN_IF_ERROR(wire::CheckDestinations(decoded_, call.problem));
+    return call;
   }
 
-  void FillAndSubmit(Engine& engine, PreparedForward prepared) {
+  void FillAndSubmit(Engine& engine, PreparedCall prepared) {
     const absl::Time start = absl::Now();
     const absl::Status status =
         CatchBadAlloc([&] { return wire::FillInputs(request_, tensors_, prepared); });
@@ -64,8 +79,8 @@ class ForwardCall final : public grpc::ServerUnaryReactor {
     tensors_ = wire::TensorBytes();
     if (!status.ok()) return FinishWith(status);
     prepared.set_copy_in(absl::Now() - start);
-    engine.Submit(std::move(prepared), [this](absl::StatusOr<ForwardResult> result) {
-      if (result.ok()) *reply_ = wire::EncodeForward(decoded_, *result);
+    engine.Submit(std::move(prepared), [this](absl::StatusOr<CallResult> result) {
+      if (result.ok()) *reply_ = Rpc::kEncode(decoded_, *result);
       FinishWith(result.status());
     });
   }
@@ -73,7 +88,7 @@ class ForwardCall final : public grpc::ServerUnaryReactor {
   void FinishWith(const absl::Status& status) {
     // What a client did wrong is told to the client; only our own failures are news here.
     if (!status.ok()) {
-      Log(absl::IsInternal(status) ? LogLevel::kError : LogLevel::kDebug, "forward failed",
+      Log(absl::IsInternal(status) ? LogLevel::kError : LogLevel::kDebug, Rpc::kFailed,
           {{"code", absl::StatusCodeToString(status.code())},
            {"reason", ErrorReason(status)},
            {"error", std::string(status.message())}});
@@ -85,12 +100,12 @@ class ForwardCall final : public grpc::ServerUnaryReactor {
   LiveCalls& live_calls_;
   const std::shared_ptr<CancellationToken> cancellation_;
   absl::Time deadline_;
-  v1::ForwardRequest request_;
+  typename Rpc::Request request_;
   wire::TensorBytes tensors_;
-  wire::DecodedForward decoded_;
+  wire::DecodedCall decoded_;
 };
 
-// One Plan call; it lives as a ForwardCall does.
+// One Plan call; it lives as a ComputeCall does.
 class PlanCall final : public grpc::ServerUnaryReactor {
  public:
   PlanCall(grpc::ByteBuffer* reply, LiveCalls& live_calls)
@@ -135,7 +150,7 @@ class PlanCall final : public grpc::ServerUnaryReactor {
 
   grpc::ByteBuffer* const reply_;
   LiveCalls& live_calls_;
-  wire::DecodedForward decoded_;
+  wire::DecodedCall decoded_;
 };
 
 }  // namespace
@@ -158,8 +173,16 @@ void LiveCalls::WaitForNone(absl::Time deadline) {
 grpc::ServerUnaryReactor* AttentionService::Forward(grpc::CallbackServerContext* context,
                                                     const grpc::ByteBuffer* request,
                                                     grpc::ByteBuffer* reply) {
-  auto* call = new ForwardCall(*context, reply, live_calls_);
-  call->Start(engine_, *request);
+  auto* call = new ComputeCall<ForwardRpc>(*context, reply, live_calls_);
+  call->Start(engine_, *request, owner_);
+  return call;
+}
+
+grpc::ServerUnaryReactor* AttentionService::Backward(grpc::CallbackServerContext* context,
+                                                     const grpc::ByteBuffer* request,
+                                                     grpc::ByteBuffer* reply) {
+  auto* call = new ComputeCall<BackwardRpc>(*context, reply, live_calls_);
+  call->Start(engine_, *request, owner_);
   return call;
 }
 

@@ -34,21 +34,25 @@ class LiveCalls {
 class AttentionService final : public RawAttentionService {
  public:
   // The engine outlives the service.
-  explicit AttentionService(Engine& engine) : engine_(engine) {}
+  // `owner`: the address that handles carry.
+  AttentionService(Engine& engine, std::string owner) : engine_(engine), owner_(std::move(owner)) {}
 
   grpc::ServerUnaryReactor* Forward(grpc::CallbackServerContext* context,
                                     const grpc::ByteBuffer* request,
                                     grpc::ByteBuffer* reply) override;
+  grpc::ServerUnaryReactor* Backward(grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* reply) override;
   grpc::ServerUnaryReactor* Plan(grpc::CallbackServerContext* context,
                                  const grpc::ByteBuffer* request, grpc::ByteBuffer* reply) override;
-  ATTND_REFUSE_UNARY(Attention, Backward)
   ATTND_REFUSE_UNARY(Attention, Merge)
 
-  // Forward and Plan calls that are being answered.
+  // Calls that are being answered.
   LiveCalls& live_calls() { return live_calls_; }
 
  private:
   Engine& engine_;
+  const std::string owner_;
   LiveCalls live_calls_;
 };
 

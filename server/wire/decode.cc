@@ -21,23 +21,37 @@ std::optional<Buffer> BufferNamed(std::string_view name) {
 class Decoder {
  public:
   // `bytes` is null for a plan, whose tensors have no sources.
-  Decoder(const TensorBytes* bytes, DecodedForward& result) : bytes_(bytes), result_(result) {}
+  Decoder(const TensorBytes* bytes, DecodedCall& result) : bytes_(bytes), result_(result) {}
 
   template <typename Request>
   absl::Status Decode(const Request& request) {
     if (!request.has_spec()) {
       return InvalidField(reason::kMissingField, "spec", "is required");
     }
-    ForwardDescription& d = result_.description;
+    CallDescription& d = result_.description;
     ATTND_RETURN_IF_ERROR(DecodeSpec(request.spec(), d.spec));
     ATTND_RETURN_IF_ERROR(DecodeSequences(request.sequences(), d.sequences));
     ATTND_RETURN_IF_ERROR(DecodeBuffers(request.inputs()));
     ATTND_RETURN_IF_ERROR(
         DecodeOptional(request.has_bias(), request.bias(), "bias", d.inputs.bias));
-    ATTND_RETURN_IF_ERROR(DecodeOptional(request.has_softmax_offset(), request.softmax_offset(),
-                                         "softmax_offset", d.inputs.softmax_offset));
-    d.return_lse = request.return_lse();
-    return DecodeEnum(request.out_dtype(), v1::DataType_IsValid, "out_dtype", d.out_dtype);
+    return DecodeOptional(request.has_softmax_offset(), request.softmax_offset(), "softmax_offset",
+                          d.inputs.softmax_offset);
+  }
+
+  // What only forward requests (and plans) have.
+  template <typename Request>
+  absl::Status DecodeForwardFields(const Request& request) {
+    result_.description.return_lse = request.return_lse();
+    return DecodeEnum(request.out_dtype(), v1::DataType_IsValid, "out_dtype",
+                      result_.description.out_dtype);
+  }
+
+  absl::Status DecodeBackwardFields(const v1::BackwardRequest& request) {
+    result_.description.pass = Pass::kBackward;
+    BackwardDescs& d = result_.description.backward;
+    ATTND_RETURN_IF_ERROR(DecodeOptional(request.has_out(), request.out(), "out", d.out));
+    ATTND_RETURN_IF_ERROR(DecodeOptional(request.has_lse(), request.lse(), "lse", d.lse));
+    return DecodeOptional(request.has_d_out(), request.d_out(), "d_out", d.d_out);
   }
 
  private:
@@ -50,7 +64,7 @@ class Decoder {
                               std::optional<TensorDesc>& target);
 
   const TensorBytes* const bytes_;
-  DecodedForward& result_;
+  DecodedCall& result_;
 };
 
 absl::Status Decoder::DecodeSpecEnums(const v1::AttentionSpec& proto, AttentionSpec& spec) {
@@ -196,10 +210,12 @@ absl::Status DecodePlacement(const v1::Placement& placement, std::string_view fi
 
 }  // namespace
 
-absl::StatusOr<DecodedForward> DecodeForward(const v1::ForwardRequest& request,
-                                             const TensorBytes& bytes) {
-  DecodedForward result;
-  ATTND_RETURN_IF_ERROR(Decoder(&bytes, result).Decode(request));
+absl::StatusOr<DecodedCall> DecodeForward(const v1::ForwardRequest& request,
+                                          const TensorBytes& bytes) {
+  DecodedCall result;
+  Decoder decoder(&bytes, result);
+  ATTND_RETURN_IF_ERROR(decoder.Decode(request));
+  ATTND_RETURN_IF_ERROR(decoder.DecodeForwardFields(request));
   ATTND_RETURN_IF_ERROR(
       DecodePlacement(request.out_placement(), "out_placement", result.out, result.unbuilt));
   if (request.has_lse_placement() && !request.return_lse()) {
@@ -209,58 +225,159 @@ absl::StatusOr<DecodedForward> DecodeForward(const v1::ForwardRequest& request,
       DecodePlacement(request.lse_placement(), "lse_placement", result.lse, result.unbuilt));
   if (request.has_retain_for_backward()) {
     ATTND_RETURN_IF_ERROR(CheckLease(request.retain_for_backward(), "retain_for_backward"));
-    if (result.unbuilt.ok()) {
-      result.unbuilt =
-          UnimplementedField(reason::kNotBuilt, "retain_for_backward", "is not built yet");
-    }
+    result.description.retain = absl::Seconds(request.retain_for_backward().seconds());
   }
   return result;
 }
 
-absl::StatusOr<DecodedForward> DecodePlan(const v1::PlanRequest& request) {
-  DecodedForward result;
-  ATTND_RETURN_IF_ERROR(Decoder(nullptr, result).Decode(request));
-  if (request.backward()) {
-    result.unbuilt = UnimplementedField(reason::kNotBuilt, "backward",
-                                        "is not built yet; only forward calls can be planned");
+namespace {
+
+// A context says all but the gradient of O.
+absl::Status CheckContextAlone(const v1::BackwardRequest& request) {
+  const struct {
+    bool is_set;
+    std::string_view field;
+  } fields[] = {{request.has_spec(), "spec"},
+                {request.has_sequences(), "sequences"},
+                {request.has_inputs(), "inputs"},
+                {request.has_out(), "out"},
+                {request.has_lse(), "lse"},
+                {request.has_bias(), "bias"},
+                {request.has_softmax_offset(), "softmax_offset"}};
+  for (const auto& [is_set, field] : fields) {
+    if (!is_set) continue;
+    return InvalidField(reason::kMisplacedField, field,
+                        "is set, but context holds what Forward was given and returned");
+  }
+  if (!request.context().id().empty()) return absl::OkStatus();
+  return InvalidField(reason::kMissingField, "context.id", "is required");
+}
+
+}  // namespace
+
+absl::StatusOr<DecodedCall> DecodeBackward(const v1::BackwardRequest& request,
+                                           const TensorBytes& bytes) {
+  DecodedCall result;
+  Decoder decoder(&bytes, result);
+  if (request.has_context()) {
+    ATTND_RETURN_IF_ERROR(CheckContextAlone(request));
+    result.description.context = request.context().id();
+  } else {
+    ATTND_RETURN_IF_ERROR(decoder.Decode(request));
+  }
+  ATTND_RETURN_IF_ERROR(decoder.DecodeBackwardFields(request));
+  ATTND_RETURN_IF_ERROR(
+      DecodePlacement(request.grads_placement(), "grads_placement", result.grads, result.unbuilt));
+  if (request.has_fp8() && result.unbuilt.ok()) {
+    result.unbuilt = UnimplementedField(reason::kNotBuilt, "fp8", "is not built yet");
   }
   return result;
 }
+
+absl::StatusOr<DecodedCall> DecodePlan(const v1::PlanRequest& request) {
+  DecodedCall result;
+  Decoder decoder(nullptr, result);
+  ATTND_RETURN_IF_ERROR(decoder.Decode(request));
+  ATTND_RETURN_IF_ERROR(decoder.DecodeForwardFields(request));
+  if (!request.backward()) return result;
+  if (request.return_lse()) {
+    return InvalidField(reason::kMisplacedField, "return_lse",
+                        "is set, but backward returns gradients");
+  }
+  result.description.pass = Pass::kBackward;
+  return result;
+}
+
+namespace {
+
+// The tensors that both kinds of requests have, by Piece; null where they are not set.
+using Tensors = std::array<const v1::Tensor*, kNumPieces>;
+
+template <typename Request>
+Tensors CommonTensors(const Request& request) {
+  Tensors tensors{};
+  const auto inputs = TensorsOf(request.inputs());
+  std::copy(inputs.begin(), inputs.end(), tensors.begin());
+  auto set = [&tensors](Piece piece, bool is_set, const v1::Tensor& tensor) {
+    if (is_set) tensors[static_cast<size_t>(piece)] = &tensor;
+  };
+  set(Piece::kBias, request.has_bias(), request.bias());
+  set(Piece::kSoftmaxOffset, request.has_softmax_offset(), request.softmax_offset());
+  return tensors;
+}
+
+void Fill(const Tensors& tensors, const TensorBytes& bytes, PreparedCall& prepared) {
+  for (int i = 0; i < kNumPieces; ++i) {
+    const auto piece = static_cast<Piece>(i);
+    if (tensors[i] == nullptr) continue;
+    FillTensor(*tensors[i], bytes, prepared.desc(piece)->dtype, prepared.input(piece));
+  }
+}
+
+// What goes where.
+struct Output {
+  const TensorDesc& desc;
+  Destination destination;
+  std::string_view field;  // Of the placement.
+};
+
+std::vector<Output> OutputsOf(const DecodedCall& decoded, const AttentionProblem& p) {
+  if (decoded.description.pass == Pass::kForward) {
+    std::vector<Output> outputs = {{p.out_desc, decoded.out, "out_placement"}};
+    if (decoded.description.return_lse) {
+      outputs.push_back({p.lse_desc, decoded.lse, "lse_placement"});
+    }
+    return outputs;
+  }
+  std::vector<Output> outputs;
+  auto add = [&](const std::optional<TensorDesc>& desc) {
+    if (desc) outputs.push_back({*desc, decoded.grads, "grads_placement"});
+  };
+  for (const auto& input : p.inputs) add(input);
+  add(p.bias);
+  add(p.softmax_offset);
+  return outputs;
+}
+
+}  // namespace
 
 absl::Status FillInputs(const v1::ForwardRequest& request, const TensorBytes& bytes,
-                        PreparedForward& prepared) {
-  const auto tensors = TensorsOf(request.inputs());
-  for (int i = 0; i < kNumInputBuffers; ++i) {
-    if (tensors[i] == nullptr) continue;
-    FillTensor(*tensors[i], bytes, prepared.problem().dtype,
-               prepared.input(static_cast<Buffer>(i)));
-  }
-  ATTND_RETURN_IF_ERROR(FillInt32(request.sequences().page_table_k(), bytes,
-                                  "sequences.page_table_k", prepared.page_table_k()));
-  return FillInt32(request.sequences().page_table_v(), bytes, "sequences.page_table_v",
-                   prepared.page_table_v());
+                        PreparedCall& prepared) {
+  Fill(CommonTensors(request), bytes, prepared);
+  const v1::Sequences& s = request.sequences();
+  ATTND_RETURN_IF_ERROR(FillInt32(s.page_table_k(), bytes, "sequences.page_table_k",
+                                  prepared.page_table(Piece::kPageTableK)));
+  return FillInt32(s.page_table_v(), bytes, "sequences.page_table_v",
+                   prepared.page_table(Piece::kPageTableV));
 }
 
-absl::Status CheckDestinations(const DecodedForward& decoded, const AttentionProblem& problem) {
-  auto check_values = [](Destination destination, const TensorDesc& desc,
-                         std::string_view field) -> absl::Status {
-    const int64_t elements = *NumElements(desc.shape);
-    if (destination != Destination::kValues || elements <= kMaxValues) return absl::OkStatus();
-    return InvalidField(reason::kSizeMismatch, field,
-                        absl::StrCat("holds at most ", kMaxValues, " elements, but the output is ",
-                                     ShapeString(desc.shape)));
-  };
-  ATTND_RETURN_IF_ERROR(check_values(decoded.out, problem.out_desc, "out_placement.values"));
-  int64_t bytes = *NumBytes(problem.out_desc);
-  if (decoded.description.return_lse) {
-    ATTND_RETURN_IF_ERROR(check_values(decoded.lse, problem.lse_desc, "lse_placement.values"));
-    if (__builtin_add_overflow(bytes, *NumBytes(problem.lse_desc), &bytes)) bytes = INT64_MAX;
+absl::Status FillInputs(const v1::BackwardRequest& request, const TensorBytes& bytes,
+                        PreparedCall& prepared) {
+  Tensors tensors = CommonTensors(request);
+  tensors[static_cast<size_t>(Piece::kOut)] = &request.out();
+  tensors[static_cast<size_t>(Piece::kLse)] = &request.lse();
+  tensors[static_cast<size_t>(Piece::kOutGradient)] = &request.d_out();
+  Fill(tensors, bytes, prepared);
+  return absl::OkStatus();
+}
+
+absl::Status CheckDestinations(const DecodedCall& decoded, const AttentionProblem& problem) {
+  int64_t bytes = 0;
+  std::string_view field;
+  for (const Output& output : OutputsOf(decoded, problem)) {
+    field = output.field;
+    bytes = SaturatingSum(bytes, *NumBytes(output.desc));
+    if (output.destination != Destination::kValues) continue;
+    if (*NumElements(output.desc.shape) <= kMaxValues) continue;
+    return InvalidField(reason::kSizeMismatch, absl::StrCat(View(field), ".values"),
+                        absl::StrCat("holds at most ", kMaxValues, " elements, but an output is ",
+                                     ShapeString(output.desc.shape)));
   }
   constexpr int64_t kMostMessageBytes = std::numeric_limits<int32_t>::max();
   constexpr int64_t kReplyMetadataBytes = 4096;
   if (bytes <= kMostMessageBytes - kReplyMetadataBytes) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kResourceExhausted, reason::kMessageTooLarge, "out_placement",
-                   absl::StrCat("out_placement is in_message, but the outputs need ", bytes,
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kMessageTooLarge, field,
+                   absl::StrCat(View(field), " is in_message, but the outputs need ", bytes,
                                 " bytes and a message holds ", kMostMessageBytes));
 }
 

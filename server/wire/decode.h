@@ -15,10 +15,12 @@ inline constexpr int64_t kMaxValues = 4096;
 
 enum class Destination { kInMessage, kValues };
 
-struct DecodedForward {
-  ForwardDescription description;
+struct DecodedCall {
+  CallDescription description;
+  std::string owner;  // The server's address, for the handles in its reply.
   Destination out = Destination::kInMessage;
   Destination lse = Destination::kInMessage;
+  Destination grads = Destination::kInMessage;
   // UNIMPLEMENTED with the first field that is set and not built; OK where there is none. It counts
   // only once everything else has been found consistent.
   absl::Status unbuilt;
@@ -26,18 +28,23 @@ struct DecodedForward {
 
 // `bytes` holds the data of the request's tensors. INVALID_ARGUMENT for unknown enum values,
 // tensors without exactly one source or of the wrong size, and misplaced fields.
-absl::StatusOr<DecodedForward> DecodeForward(const v1::ForwardRequest& request,
-                                             const TensorBytes& bytes);
+absl::StatusOr<DecodedCall> DecodeForward(const v1::ForwardRequest& request,
+                                          const TensorBytes& bytes);
+
+absl::StatusOr<DecodedCall> DecodeBackward(const v1::BackwardRequest& request,
+                                           const TensorBytes& bytes);
 
 // The same for a request whose tensors have no source. Placements keep their defaults.
-absl::StatusOr<DecodedForward> DecodePlan(const v1::PlanRequest& request);
+absl::StatusOr<DecodedCall> DecodePlan(const v1::PlanRequest& request);
 
-// Copies the tensors of a request that DecodeForward accepted into the memory prepared for it.
+// Copies the tensors of a request that was decoded without error into the memory prepared for it.
 // INVALID_ARGUMENT for page numbers that are no integers.
 absl::Status FillInputs(const v1::ForwardRequest& request, const TensorBytes& bytes,
-                        PreparedForward& prepared);
+                        PreparedCall& prepared);
+absl::Status FillInputs(const v1::BackwardRequest& request, const TensorBytes& bytes,
+                        PreparedCall& prepared);
 
 // INVALID_ARGUMENT or RESOURCE_EXHAUSTED where the outputs do not fit where they are to go.
-absl::Status CheckDestinations(const DecodedForward& decoded, const AttentionProblem& problem);
+absl::Status CheckDestinations(const DecodedCall& decoded, const AttentionProblem& problem);
 
 }  // namespace attnd::wire

@@ -23,19 +23,26 @@ namespace {
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedOutputStream;
 
-// Tags and lengths of `ForwardResponse.<field>.data` with `bytes` bytes of data to follow.
-grpc::Slice DataHeader(int field, size_t bytes) {
-  const uint32_t outer = WireFormatLite::MakeTag(field, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
-  const uint32_t inner = WireFormatLite::MakeTag(v1::Tensor::kDataFieldNumber,
-                                                 WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
-  const size_t message =
-      CodedOutputStream::VarintSize32(inner) + CodedOutputStream::VarintSize64(bytes) + bytes;
-  std::array<uint8_t, 32> header;
-  uint8_t* end = CodedOutputStream::WriteVarint32ToArray(outer, header.data());
-  end = CodedOutputStream::WriteVarint64ToArray(message, end);
-  end = CodedOutputStream::WriteVarint32ToArray(inner, end);
-  end = CodedOutputStream::WriteVarint64ToArray(bytes, end);
-  return grpc::Slice(header.data(), static_cast<size_t>(end - header.data()));
+// Where a tensor is in a reply: field numbers from the reply's down to the tensor's.
+using FieldPath = std::vector<int>;
+
+// Tags and lengths of the `data` of the tensor at `path`, with `bytes` bytes of data to follow.
+grpc::Slice DataHeader(const FieldPath& path, size_t bytes) {
+  FieldPath fields = path;
+  fields.push_back(v1::Tensor::kDataFieldNumber);
+  // From the inside out: what a field holds is all that has been written so far.
+  std::string header;
+  size_t content = bytes;
+  for (auto field = fields.rbegin(); field != fields.rend(); ++field) {
+    std::array<uint8_t, 16> piece;
+    uint8_t* end = CodedOutputStream::WriteVarint32ToArray(
+        WireFormatLite::MakeTag(*field, WireFormatLite::WIRETYPE_LENGTH_DELIMITED), piece.data());
+    end = CodedOutputStream::WriteVarint64ToArray(content, end);
+    header.insert(0, reinterpret_cast<const char*>(piece.data()),
+                  static_cast<size_t>(end - piece.data()));
+    content = bytes + header.size();
+  }
+  return grpc::Slice(header);
 }
 
 using Memory = std::shared_ptr<const PoolBuffer>;
@@ -61,7 +68,7 @@ struct Output {
   const TensorDesc& desc;
   std::span<const std::byte> bytes;
   Destination destination;
-  int field;  // Of ForwardResponse.
+  FieldPath path;
 };
 
 // Numbers into the message, bytes into the slices that follow it.
@@ -71,7 +78,7 @@ void PlaceTensor(const Output& output, const Memory& memory, v1::Tensor& tensor,
   const int64_t elements = *NumElements(output.desc.shape);
   if (elements == 0) return;
   if (output.destination == Destination::kInMessage) {
-    slices.push_back(DataHeader(output.field, output.bytes.size()));
+    slices.push_back(DataHeader(output.path, output.bytes.size()));
     slices.push_back(BlockSlice(output.bytes, memory));
     return;
   }
@@ -107,16 +114,59 @@ v1::ResolvedView EncodeView(const TensorView& view) {
 
 }  // namespace
 
-grpc::ByteBuffer EncodeForward(const DecodedForward& decoded, const ForwardResult& result) {
+grpc::ByteBuffer EncodeForward(const DecodedCall& decoded, const CallResult& result) {
   v1::ForwardResponse response;
   std::vector<grpc::Slice> slices(1);  // The first is the message, written last.
   *response.mutable_info() = EncodeInfo(result.report);
-  PlaceTensor({result.out_desc, result.out, decoded.out, v1::ForwardResponse::kOutFieldNumber},
-              result.memory, *response.mutable_out(), slices);
-  if (decoded.description.return_lse) {
-    PlaceTensor({result.lse_desc, result.lse, decoded.lse, v1::ForwardResponse::kLseFieldNumber},
-                result.memory, *response.mutable_lse(), slices);
+  if (decoded.description.spec.dropout) {
+    response.mutable_rng()->set_probability(decoded.description.spec.dropout->probability);
+    response.mutable_rng()->set_seed(decoded.description.spec.dropout->seed);
+    response.mutable_rng()->set_offset(decoded.description.spec.dropout->offset);
   }
+  if (!result.context.empty()) {
+    response.mutable_context()->set_id(result.context);
+    response.mutable_context()->set_owner(decoded.owner);
+  }
+  auto place = [&](Piece piece, Destination destination, int field, v1::Tensor& tensor) {
+    PlaceTensor({*result.layout.desc(piece), result.bytes(piece), destination, {field}},
+                result.memory, tensor, slices);
+  };
+  place(Piece::kOut, decoded.out, v1::ForwardResponse::kOutFieldNumber, *response.mutable_out());
+  if (decoded.description.return_lse) {
+    place(Piece::kLse, decoded.lse, v1::ForwardResponse::kLseFieldNumber, *response.mutable_lse());
+  }
+  slices[0] = grpc::Slice(response.SerializeAsString());
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+grpc::ByteBuffer EncodeBackward(const DecodedCall& decoded, const CallResult& result) {
+  v1::BackwardResponse response;
+  std::vector<grpc::Slice> slices(1);  // The first is the message, written last.
+  *response.mutable_info() = EncodeInfo(result.report);
+  auto place = [&](Piece piece, FieldPath path,
+                   v1::Tensor* (*mutable_tensor)(v1::BackwardResponse&)) {
+    const TensorDesc* const desc = result.layout.desc(piece);
+    if (desc == nullptr) return;
+    PlaceTensor({*desc, result.bytes(piece), decoded.grads, std::move(path)}, result.memory,
+                *mutable_tensor(response), slices);
+  };
+  using Response = v1::BackwardResponse;
+  using Grads = v1::QkvBuffers;
+  constexpr int kGrads = Response::kGradsFieldNumber;
+  place(Piece::kQkv, {kGrads, Grads::kQkvFieldNumber},
+        [](Response& r) { return r.mutable_grads()->mutable_qkv(); });
+  place(Piece::kQ, {kGrads, Grads::kQFieldNumber},
+        [](Response& r) { return r.mutable_grads()->mutable_q(); });
+  place(Piece::kKv, {kGrads, Grads::kKvFieldNumber},
+        [](Response& r) { return r.mutable_grads()->mutable_kv(); });
+  place(Piece::kK, {kGrads, Grads::kKFieldNumber},
+        [](Response& r) { return r.mutable_grads()->mutable_k(); });
+  place(Piece::kV, {kGrads, Grads::kVFieldNumber},
+        [](Response& r) { return r.mutable_grads()->mutable_v(); });
+  place(Piece::kBias, {Response::kDBiasFieldNumber},
+        [](Response& r) { return r.mutable_d_bias(); });
+  place(Piece::kSoftmaxOffset, {Response::kDSoftmaxOffsetFieldNumber},
+        [](Response& r) { return r.mutable_d_softmax_offset(); });
   slices[0] = grpc::Slice(response.SerializeAsString());
   return grpc::ByteBuffer(slices.data(), slices.size());
 }

@@ -10,8 +10,9 @@
 
 namespace attnd::wire {
 
-// A serialized ForwardResponse.
-grpc::ByteBuffer EncodeForward(const DecodedForward& decoded, const ForwardResult& result);
+// A serialized ForwardResponse, or BackwardResponse.
+grpc::ByteBuffer EncodeForward(const DecodedCall& decoded, const CallResult& result);
+grpc::ByteBuffer EncodeBackward(const DecodedCall& decoded, const CallResult& result);
 
 // `obstacle`: what makes the plan unsupported whatever the engine says; OK: nothing.
 v1::PlanResponse EncodePlan(const PlanReport& report, const absl::Status& obstacle);

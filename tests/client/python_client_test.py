@@ -239,17 +239,118 @@ class PythonClientTest(unittest.TestCase):
         self.assertEqual(caught.exception.field, "inputs.kv")
         self.assertEqual(caught.exception.reason, "MISPLACED_FIELD")
 
-    def test_unsupported_feature_is_unimplemented_and_planned_as_unsupported(self):
-        x = self.normal(1, 4, 2, 8)
+    def test_unsupported_layout_is_unimplemented_and_planned_as_unsupported(self):
+        pool = self.normal(4, 2, 2, 8)
+        out = self.normal(2, 1, 2, 8)
         arguments = dict(
-            q=x, k=x, v=x, softmax_kind="learnable", softmax_offset=np.zeros(2, np.float32)
+            q=self.normal(2, 1, 2, 8),
+            k=pool,
+            v=pool,
+            page_table_k=np.array([[3, 0], [2, 1]], dtype=np.int32),
+            page_table_v=np.array([[3, 0], [2, 1]], dtype=np.int32),
+            cu_seqlens_q=[0, 1, 2],
+            cu_seqlens_kv=[0, 3, 7],
         )
+        layout = "PAGED_KV_BSHD_BSHD_BSHD"
         with self.assertRaises(attnd.UnimplementedError) as caught:
-            self.client.forward("BSHD_BSHD_BSHD", **arguments)
-        self.assertIn("softmax", caught.exception.field)
-        plan = self.client.plan("BSHD_BSHD_BSHD", **arguments)
+            self.client.backward(layout, out=out, lse=self.normal(2, 2, 1), d_out=out, **arguments)
+        self.assertEqual(caught.exception.field, "spec.layout")
+        plan = self.client.plan(layout, backward=True, **arguments)
         self.assertFalse(plan.supported)
-        self.assertIn("softmax", plan.reason)
+        self.assertIn("spec.layout", plan.reason)
+        self.assertTrue(self.client.plan(layout, **arguments).supported)
+
+    def test_sinks_biases_and_dropout(self):
+        q, k, v = self.normal(1, 4, 2, 8), self.normal(1, 6, 2, 8), self.normal(1, 6, 2, 8)
+        bias, sink = self.normal(1, 2, 1, 6), self.normal(2)
+        arguments = dict(q=q, k=k, v=v, return_lse=True)
+        result = self.client.forward(
+            "BSHD_BSHD_BSHD",
+            bias_kind="post_scale",
+            bias=np.broadcast_to(bias, (1, 2, 4, 6)),
+            softmax_kind="learnable",
+            softmax_offset=sink,
+            **arguments,
+        )
+        logits = np.einsum("ihd,jhd->hij", q[0].astype("f8"), k[0].astype("f8")) * 8**-0.5
+        exponentials = np.exp(logits + bias[0])
+        denominator = exponentials.sum(axis=-1) + np.exp(sink.astype("f8"))[:, None]
+        out = np.einsum("hij,jhd->ihd", exponentials / denominator[..., None], v[0])
+        np.testing.assert_allclose(result.out[0], out, atol=1e-5)
+        np.testing.assert_allclose(result.lse[0], np.log(denominator), atol=1e-5)
+        self.assertIsNone(result.rng)
+        dropout = attnd.Dropout(0.5, seed=3, offset=9)
+        dropped = self.client.forward("BSHD_BSHD_BSHD", dropout=dropout, **arguments)
+        self.assertEqual(dropped.rng, dropout)
+        again = self.client.forward("BSHD_BSHD_BSHD", dropout=dropout, **arguments)
+        np.testing.assert_array_equal(dropped.out, again.out)
+        whole = self.client.forward("BSHD_BSHD_BSHD", **arguments)
+        self.assertGreater(np.abs(dropped.out - whole.out).max(), 0.1)
+        np.testing.assert_allclose(dropped.lse, whole.lse, atol=1e-6)
+
+    def test_alibi_of_a_shard(self):
+        qkv = self.normal(1, 5, 3, 4, 8)
+        whole = self.client.forward("BS3HD", qkv=qkv, bias_kind="alibi").out
+        shard = self.client.forward(
+            "BS3HD", qkv=np.ascontiguousarray(qkv[:, :, :, 2:]), bias_kind="alibi", alibi=(2, 4)
+        ).out
+        np.testing.assert_allclose(shard, whole[:, :, 2:], atol=1e-6)
+
+    def test_gradients_have_the_names_of_the_buffers(self):
+        q, kv = self.normal(2, 5, 4, 8), self.normal(2, 7, 2, 2, 8)
+        attention = dict(q=q, kv=kv, causal="bottom_right", deterministic=True)
+        forward = self.client.forward("BSHD_BS2HD", return_lse=True, **attention)
+        result = self.client.backward(
+            "BSHD_BS2HD", out=forward.out, lse=forward.lse, d_out=forward.out, **attention
+        )
+        self.assertEqual(result.grads.q.shape, q.shape)
+        self.assertEqual(result.grads.kv.shape, kv.shape)
+        for absent in (result.grads.qkv, result.grads.k, result.grads.v, result.d_bias):
+            self.assertIsNone(absent)
+        self.assertIsNone(result.d_softmax_offset)
+        self.assertEqual(result.info.backend, "cpu")
+        # dV weighs dO by the weights, and those of a query add up to 1.
+        np.testing.assert_allclose(
+            result.grads.kv[:, :, 1].sum(axis=(1, 2)), forward.out.sum(axis=(1, 2)), atol=1e-4
+        )
+
+    def test_gradients_of_bias_and_sinks(self):
+        x = self.normal(1, 4, 2, 8)
+        attention = dict(
+            q=x,
+            k=x,
+            v=x,
+            bias_kind="pre_scale",
+            bias=self.normal(1, 1, 4, 4),
+            softmax_kind="learnable",
+            softmax_offset=self.normal(2),
+        )
+        forward = self.client.forward("BSHD_BSHD_BSHD", return_lse=True, **attention)
+        result = self.client.backward(
+            "BSHD_BSHD_BSHD", out=forward.out, lse=forward.lse, d_out=x, **attention
+        )
+        self.assertEqual(result.d_bias.shape, (1, 1, 4, 4))
+        self.assertEqual(result.d_softmax_offset.shape, (2,))
+        # A constant added to all logits, the sink's too, changes nothing.
+        d_logits = np.sum(result.d_bias) / 8**-0.5
+        self.assertAlmostEqual(d_logits + np.sum(result.d_softmax_offset), 0, places=4)
+        self.assertGreater(np.abs(result.d_softmax_offset).max(), 1e-3)
+
+    def test_backward_takes_what_forward_returned(self):
+        qkv = self.normal(1, 4, 3, 2, 8)
+        forward = self.client.forward("BS3HD", qkv=qkv, return_lse=True)
+        given = dict(qkv=qkv, out=forward.out, lse=forward.lse, d_out=forward.out)
+        for name, wrong in (
+            ("out", forward.out[:, :3]),
+            ("lse", forward.lse.swapaxes(1, 2)),
+            ("d_out", forward.out[..., :4]),
+        ):
+            with self.subTest(name=name), self.assertRaises(attnd.InvalidArgumentError) as caught:
+                self.client.backward("BS3HD", **given | {name: wrong})
+            self.assertEqual(caught.exception.field, name)
+        for surplus in ({"return_lse": True}, {"out_dtype": "float32"}, {"d_out": (1, 4, 2, 8)}):
+            with self.subTest(surplus=surplus), self.assertRaises(TypeError):
+                self.client.backward("BS3HD", **given | surplus)
 
     def test_what_no_message_can_say_is_refused_at_once(self):
         x = self.normal(1, 4, 2, 8)

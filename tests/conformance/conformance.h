@@ -53,7 +53,20 @@ struct ForwardResult {
   std::vector<std::byte> out, lse;
 };
 
-// The request of a case in an arrangement, with the case's mask and numbers in its spec.
+// Gradients of one backward call.
+struct BackwardResult {
+  std::array<std::vector<std::byte>, kNumInputBuffers> grads;
+  std::vector<std::byte> d_bias, d_softmax_offset;
+};
+
+// A forward request and what a client sends back with it.
+struct BackwardRequest {
+  PackedRequest forward;
+  std::vector<std::byte> out, lse, d_out;  // As the problem's out_desc and lse_desc.
+};
+
+// The request of a case in an arrangement, with all that the case says in its spec and bias and
+// softmax offset described in its inputs. A bias goes with explicit sizes, since it has their axes.
 PackedRequest MakeRequest(const Arrangement& arrangement, const GoldenCase& c,
                           const PackOptions& options = {});
 
@@ -67,6 +80,17 @@ absl::StatusOr<ForwardResult> RunForward(const BackendUnderTest& backend, Attent
 std::string Compare(const Arrangement& arrangement, const GoldenCase& c,
                     const AttentionProblem& problem, const ForwardResult& result);
 
+// O and LSE are the golden ones. Rows of all three that belong to nobody are NaN.
+BackwardRequest MakeBackwardRequest(const Arrangement& arrangement, const GoldenCase& c,
+                                    const AttentionProblem& problem, PackedRequest forward);
+
+// As RunForward and Compare.
+absl::StatusOr<BackwardResult> RunBackward(const BackendUnderTest& backend, BackwardPlan& plan,
+                                           const AttentionProblem& problem,
+                                           const BackwardRequest& request);
+std::string CompareGradients(const Arrangement& arrangement, const GoldenCase& c,
+                             const AttentionProblem& problem, const BackwardResult& result);
+
 // Which (arrangement, case) cells a backend ran, and what it refused.
 struct Tally {
   std::map<std::string, int> ran;      // By arrangement.
@@ -74,8 +98,26 @@ struct Tally {
 };
 Tally& TallyOf(const std::string& backend);
 
+// Counts a refusal that may be and gives an empty string; otherwise a sentence.
+std::string TallyRefusal(const absl::Status& status, bool runs_everything, Tally& tally);
+
+// Sanitizers make everything slower: they see a part of the cases, others of each group.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr size_t kEveryNthCase = 4;
+#else
+inline constexpr size_t kEveryNthCase = 1;
+#endif
+
 // Runs all cases of a group in one arrangement; GoogleTest failures say what is wrong.
 void RunConformance(const BackendUnderTest& backend, AttentionBackend& instance,
                     const Arrangement& arrangement, const std::string& group);
+
+// The same for the gradients of those that have them; tallied under BackwardName. Pages are always
+// refused, by spec.layout.
+void RunBackwardConformance(const BackendUnderTest& backend, AttentionBackend& instance,
+                            const Arrangement& arrangement, const std::string& group);
+inline std::string BackwardName(const BackendUnderTest& backend) {
+  return backend.name + "_backward";
+}
 
 }  // namespace attnd::testing

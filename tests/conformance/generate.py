@@ -1,12 +1,11 @@
-"""Writes the golden file of the conformance suite: inputs and float64 answers of ~1,700 problems.
+"""Writes the golden file of the conformance suite: inputs and float64 answers of ~2,500 problems.
 
 usage: generate.py OUTPUT
 
-A problem is logical: sequences of q, k, v without any layout. "self" problems have the same lengths
-and positions on both sides (what a layout with a packed Q needs), "cross" problems do not. Inputs
-have unit variance and are rounded to the dtype before the answer is computed.
+Inputs and the gradient of O have unit variance and are rounded to the dtype before the answer is
+computed. Gradients go with FLOAT32 and, by turns, with FLOAT16 or BFLOAT16.
 
-File: little-endian, no padding. "ATGOLD01", int64 count, then for each problem
+File: little-endian, no padding. "ATGOLD02", int64 count, then for each problem
   char group[32], name[96]                        zero-padded
   int64 dtype (1 FLOAT32, 2 FLOAT16, 3 BFLOAT16), b, h, g, d_qk, d_v
   int64 s_q, s_kv                                 axes of a dense buffer, >= every length
@@ -15,13 +14,28 @@ File: little-endian, no padding. "ATGOLD01", int64 count, then for each problem
   int64 has_gaps                                  1: rows are not the running sums of the lengths
   int64 causal, alignment                         0 none, 1 top-left, 2 bottom-right
   int64 left, right                               -1: unlimited
+  int64 bias_kind                                 0 none, 1 pre-scale, 2 post-scale, 3 ALiBi
+  int64 bias_dims[4]                              0: no bias
+  int64 alibi_first, alibi_total                  0 of 0: absent
+  int64 softmax_kind                              0 vanilla, 1 off by one, 2 learnable
+  int64 seed, offset                              of dropout
+  int64 has_gradients
   float64 scale, softcap                          NaN: absent
+  float64 drop_probability                        0: no dropout
   int64 q_len[b], kv_len[b], q_row[b+1], kv_row[b+1]
   dtype q[sum q_len, h, d_qk], k[sum kv_len, g, d_qk], v[sum kv_len, g, d_v]
-  float64 out[sum q_len, h, d_v], lse[sum q_len, h]
+  dtype bias[bias_dims]                           NaN in cells that no pair of a query and a key uses
+  float32 softmax_offset[h]                       learnable only
+  answer out[sum q_len, h, d_v]
+  float32 lse[sum q_len, h]
+and with gradients
+  dtype d_out[sum q_len, h, d_v]
+  answer dq, dk, dv, d_bias                       like q, k, v, bias
+  float32 d_softmax_offset[h]                     learnable only
+An answer is float32, or float16 with the 16-bit dtypes. NaN: nothing contributes, so that it must be
+exactly 0.
 """
 
-import dataclasses
 import itertools
 import struct
 import sys
@@ -29,173 +43,13 @@ import zlib
 
 import numpy as np
 
+import dropout
 import oracle
-from oracle import Mask
+from cases import Case, all_cases
 
 DTYPES = {"f32": 1, "f16": 2, "bf16": 3}
 ANCHORS = {"none": 0, "top_left": 1, "bottom_right": 2}
-
-
-@dataclasses.dataclass(frozen=True)
-class Side:
-    """Lengths of one side. rows: where sequences start (b + 1); tail: rows after the last one."""
-
-    lens: tuple
-    pad: int = 0  # rows of the dense axis beyond the longest sequence
-    rows: tuple | None = None
-    tail: int = 0
-
-    def axis(self) -> int:
-        return max(max(self.lens) + self.pad, 1)
-
-    def starts(self) -> list:
-        return list(self.rows) if self.rows else [sum(self.lens[:i]) for i in range(len(self.lens) + 1)]
-
-    def tokens(self) -> int:
-        return self.starts()[-1] + self.tail
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    group: str
-    name: str
-    q: Side
-    kv: Side
-    heads: tuple  # h, g
-    dims: tuple  # d_qk, d_v
-    mask: Mask = Mask()
-    scale: float | None = None
-    softcap: float | None = None
-
-    def has_lengths(self) -> bool:
-        return any(n != side.axis() for side in (self.q, self.kv) for n in side.lens)
-
-
-MASKS = {
-    "none": [("none", Mask())],
-    "causal_tl": [("causal_tl", Mask(causal="top_left"))],
-    "causal_br": [("causal_br", Mask(causal="bottom_right"))],
-    "window": [
-        ("window_tl", Mask(left=3, right=2, alignment="top_left")),
-        ("window_br", Mask(left=2, right=3, alignment="bottom_right")),
-        ("window_causal_tl", Mask(causal="top_left", left=4)),
-        ("window_causal_br", Mask(causal="bottom_right", left=4)),
-    ],
-}
-HEADS = {"mha": (3, 3), "gqa": (4, 2), "mqa": (4, 1)}
-
-# name -> (self side, cross q side, cross kv side)
-LENGTHS = {
-    "full": (Side((11, 11, 11)), Side((9, 9, 9)), Side((13, 13, 13))),
-    "full_wide_q": (Side((6, 6)), Side((13, 13)), Side((8, 8))),
-    "lengths": (Side((5, 12, 1), pad=2), Side((5, 12, 1), pad=2), Side((9, 2, 7), pad=1)),
-    "gaps": (
-        Side((4, 7, 3), pad=1, rows=(2, 8, 15, 20), tail=3),
-        Side((4, 7, 3), pad=1, rows=(2, 8, 15, 20), tail=3),
-        Side((6, 3, 8), rows=(0, 9, 12, 22), tail=2),
-    ),
-    "zero_first": (Side((0, 6, 4), tail=2), Side((0, 6, 4), tail=2), Side((5, 0, 7), tail=1)),
-    "zero_middle": (Side((6, 0, 4), pad=1), Side((6, 0, 4), pad=1), Side((7, 5, 0))),
-    "zero_last": (
-        Side((6, 4, 0), rows=(1, 7, 13, 13)),
-        Side((6, 4, 0), rows=(1, 7, 13, 13)),
-        Side((0, 3, 7), rows=(3, 3, 8, 17)),
-    ),
-}
-
-
-def grid():
-    """Mask x heads x dims x lengths x {self, cross}."""
-    for group, masks in MASKS.items():
-        for (mask_name, mask), (head_name, heads), (length_name, sides) in itertools.product(
-            masks, HEADS.items(), LENGTHS.items()
-        ):
-            both, q, kv = sides
-            unlike = (24, 8) if head_name == "mha" else (8, 24)
-            name = f"{mask_name}.{head_name}.{length_name}"
-            yield Case(group, f"{name}.self", both, both, heads, (16, 16), mask)
-            yield Case(group, f"{name}.cross", q, kv, heads, (16, 16), mask)
-            yield Case(group, f"{name}.cross.d_v", q, kv, heads, unlike, mask)
-
-
-def head_dims():
-    causal = Mask(causal="bottom_right")
-    for d in (1, 3, 8, 40, 64, 128, 256):
-        both = Side((17, 5), pad=1)
-        yield Case("head_dim", f"{d}.self", both, both, (2, 2), (d, d), causal)
-        yield Case("head_dim", f"{d}.cross", Side((5, 18)), Side((33, 9)), (2, 1), (d, 3 * d // 2 + 1), causal)
-        yield Case("head_dim", f"{d}.decode", Side((1,)), Side((50,)), (2, 1), (d, d))
-
-
-def scales():
-    both, q, kv = LENGTHS["lengths"]
-    masks = {"none": Mask(), "causal_br": Mask(causal="bottom_right"), "window": MASKS["window"][0][1]}
-    for (mask_name, mask), softcap in itertools.product(masks.items(), (0.8, 30.0)):
-        name = f"{mask_name}.cap{softcap}"
-        yield Case("softcap", f"{name}.self", both, both, (3, 3), (16, 16), mask, 1.0, softcap)
-        yield Case("softcap", f"{name}.cross", q, kv, (4, 2), (16, 8), mask, None, softcap)
-    for (mask_name, mask), scale in itertools.product(masks.items(), (0.0, -0.7, 0.9)):
-        name = f"{mask_name}.{scale}"
-        yield Case("scale", f"{name}.self", both, both, (3, 3), (16, 16), mask, scale)
-        yield Case("scale", f"{name}.cross", q, kv, (4, 1), (16, 8), mask, scale)
-    # Rows whose LSE is far below zero, where exp(-LSE) would overflow a float.
-    yield Case("scale", "far_negative", both, both, (2, 2), (64, 64), Mask(left=0, right=0), 6.0)
-
-
-def windows():
-    """One-sided, diagonal and never-ending windows."""
-    both, q, kv = LENGTHS["lengths"]
-    for name, mask in {
-        "diagonal_tl": Mask(left=0, right=0, alignment="top_left"),
-        "diagonal_br": Mask(left=0, right=0, alignment="bottom_right"),
-        "left_only": Mask(left=1, alignment="bottom_right"),
-        "right_only": Mask(right=1, alignment="top_left"),
-        "endless": Mask(left=2**62, right=2**62, alignment="bottom_right"),
-        "causal_right_ignored": Mask(causal="top_left", left=3, right=5),
-    }.items():
-        yield Case("window", f"{name}.self", both, both, (2, 2), (8, 8), mask)
-        yield Case("window", f"{name}.cross", q, kv, (4, 2), (8, 8), mask)
-
-
-def tiles():
-    """Lengths on both sides of every likely tile boundary."""
-    masks = {
-        "none": Mask(),
-        "causal_tl": Mask(causal="top_left"),
-        "causal_br": Mask(causal="bottom_right"),
-        "window": Mask(left=40, right=7, alignment="bottom_right"),
-    }
-    ladders = ((1, 2, 3, 7, 8), (9, 15, 16, 17, 31), (32, 33, 47, 48, 49), (63, 64, 65), (127, 129), (257,))
-    for (mask_name, mask), lens in itertools.product(masks.items(), ladders):
-        name = f"{mask_name}.{'_'.join(map(str, lens))}"
-        heads = 2 if max(lens) < 100 else 1
-        yield Case("tiles", f"{name}.self", Side(lens), Side(lens), (heads, heads), (8, 8), mask)
-        shifted = tuple(n + 1 + 7 * i for i, n in enumerate(reversed(lens)))
-        yield Case("tiles", f"{name}.cross", Side(lens), Side(shifted), (heads, 1), (8, 4), mask)
-    yield Case("tiles", "300.self", Side((300,)), Side((300,)), (1, 1), (8, 8), masks["causal_br"])
-    yield Case("tiles", "600.self", Side((600,)), Side((600,)), (1, 1), (8, 8), masks["window"])
-    yield Case("tiles", "600x70", Side((600,)), Side((70,)), (2, 1), (8, 8), masks["causal_br"])
-    yield Case("tiles", "70x600", Side((70,)), Side((600,)), (2, 1), (8, 8), masks["causal_tl"])
-
-
-def shapes():
-    """Batches of 1 to 5, decode, sides without any row."""
-    for b in range(1, 6):
-        lens = tuple(3 + 2 * i for i in range(b))
-        yield Case("shapes", f"batch{b}.self", Side(lens), Side(lens), (2, 2), (8, 8), Mask(causal="top_left"))
-        yield Case("shapes", f"batch{b}.cross", Side(lens), Side(lens[::-1]), (2, 1), (8, 4))
-    causal = Mask(causal="bottom_right")
-    ones = Side((1,) * 5)
-    yield Case("shapes", "decode.gqa", ones, Side((1, 17, 64, 130, 300)), (8, 2), (16, 16), causal)
-    yield Case("shapes", "decode.mha", ones, Side((5, 1, 0, 33, 18)), (2, 2), (8, 8), causal)
-    yield Case("shapes", "decode.split", Side((1,)), Side((1000,)), (2, 2), (8, 8), causal)
-    yield Case("shapes", "few_rows", Side((3,)), Side((700,)), (2, 1), (8, 8), causal)
-    yield Case("shapes", "single_token", Side((1,)), Side((1,)), (1, 1), (4, 4), causal)
-    for name, mask in {"none": Mask(), "causal": causal}.items():
-        yield Case("shapes", f"no_keys.{name}", Side((3, 5)), Side((0, 0)), (2, 1), (8, 8), mask)
-        yield Case("shapes", f"no_keys_tail.{name}", Side((3, 5)), Side((0, 0), pad=3, tail=2), (2, 2), (8, 8), mask)
-        yield Case("shapes", f"no_queries.{name}", Side((0, 0), pad=2, tail=1), Side((4, 2)), (2, 2), (8, 8), mask)
-    yield Case("shapes", "nothing", Side((0, 0)), Side((0, 0)), (2, 2), (8, 8))
+BIASES = {"none": 0, "pre_scale": 1, "post_scale": 2, "alibi": 3}
 
 
 def round_to(dtype: str, x: np.ndarray):
@@ -210,47 +64,130 @@ def round_to(dtype: str, x: np.ndarray):
     return bits.tobytes(), bits.view("<f4").astype(np.float64)
 
 
-def record(case: Case, dtype: str) -> bytes:
-    """One problem of the file."""
+class Inputs:
+    """What a case's problem reads: each tensor as bytes and in float64."""
+
+    def __init__(self, case: Case, dtype: str):
+        (h, g), (d_qk, d_v) = case.heads, case.dims
+        rng = np.random.default_rng(zlib.crc32(f"{case.group}/{case.name}.{dtype}".encode()))
+        queries, keys = sum(case.q.lens), sum(case.kv.lens)
+        draw = lambda *shape: round_to(dtype, rng.standard_normal(shape))
+        self.raw_qkv, self.qkv = zip(draw(queries, h, d_qk), draw(keys, g, d_qk), draw(keys, g, d_v))
+        self.raw_d_out, self.d_out = draw(queries, h, d_v)
+        self.raw_bias, self.bias = b"", None
+        if case.bias_kind in ("pre_scale", "post_scale"):
+            values = case.bias_mean + rng.standard_normal(case.bias_dims())
+            bias = np.where(bias_use(case), values, np.nan)
+            if case.bias_rows_masked:
+                bias[..., ::3, :] -= np.inf
+                bias[..., 1] -= np.inf
+            self.raw_bias, self.bias = round_to(dtype, bias)
+
+    def bias_of(self, case: Case, i: int):
+        """[h, Lq, Lkv] of sequence i."""
+        if self.bias is None:
+            return None
+        b, h, rows, keys = self.bias.shape
+        shape = len(case.q.lens), case.heads[0], case.q.axis(), keys
+        return np.broadcast_to(self.bias, shape)[i, :, : case.q.lens[i], : case.kv.lens[i]]
+
+
+def bias_use(case: Case) -> np.ndarray:
+    """Which cells of the bias some pair of a query and a key uses: bool [bias_dims]."""
+    b, h, rows, keys = case.bias_dims()
+    use = np.zeros((b, h, rows, keys), bool)
+    for i, (q_len, kv_len) in enumerate(zip(case.q.lens, case.kv.lens)):
+        for row in range(q_len):
+            seen = case.mask.visible(row, q_len, kv_len)
+            use[min(i, b - 1), :, min(row, rows - 1), seen.start : seen.stop] = True
+    return use
+
+
+def sum_bias(case: Case, gradients: list) -> np.ndarray:
+    """[h, Lq, Lkv] of each sequence -> [bias_dims], summed over the axes along which it is broadcast."""
+    b, h, rows, keys = case.bias_dims()
+    total = np.full((b, h, rows, keys), np.nan)
+    for i, gradient in enumerate(gradients):
+        for n, row in itertools.product(range(gradient.shape[0]), range(gradient.shape[1])):
+            cells = total[min(i, b - 1), min(n, h - 1), min(row, rows - 1), : gradient.shape[2]]
+            cells[:] = np.where(np.isnan(gradient[n, row]), cells, np.nan_to_num(cells) + gradient[n, row])
+    return total
+
+
+def answers(case: Case, inputs: Inputs, with_gradients: bool) -> list:
+    """One for each sequence."""
     (h, g), (d_qk, d_v) = case.heads, case.dims
-    name = f"{case.name}.{dtype}"
-    rng = np.random.default_rng(zlib.crc32(f"{case.group}/{name}".encode()))
-    tensors = [
-        round_to(dtype, rng.standard_normal((sum(side.lens), n, d)))
-        for side, n, d in ((case.q, h, d_qk), (case.kv, g, d_qk), (case.kv, g, d_v))
-    ]
-    problem = oracle.Problem(h, g, d_qk, d_v, case.mask, case.scale, case.softcap)
-    cuts = [np.cumsum(side.lens)[:-1] for side in (case.q, case.kv, case.kv)]
-    split = [np.split(x, cut) for (_, x), cut in zip(tensors, cuts)]
-    answers = [oracle.attend(problem, *qkv) for qkv in zip(*split)]
+    sinks = (0.0,) * h if case.sinks == "off_by_one" else case.sinks
+    slopes = oracle.alibi_slopes(*reversed(case.alibi or (0, h)), h) if case.bias_kind == "alibi" else ()
+    drop, *state = case.dropout or (0.0,)
+    problem = oracle.Problem(
+        h, g, d_qk, d_v, case.mask, case.scale, case.softcap, case.bias_kind, slopes, sinks, drop
+    )
+    cuts = [np.cumsum(side.lens)[:-1] for side in (case.q, case.kv, case.kv, case.q)]
+    split = [np.split(x, cut) for x, cut in zip((*inputs.qkv, inputs.d_out), cuts)]
+    result = []
+    for i, (q, k, v, d_out) in enumerate(zip(*split)):
+        sequence = oracle.Sequence(q, k, v, d_out if with_gradients else None, inputs.bias_of(case, i))
+        if drop:
+            masks = [dropout.keep_mask(drop, *state, i, n, len(q), len(k)) for n in range(h)]
+            sequence.keep = np.array(masks)
+        result.append(oracle.attend(problem, sequence))
+    return result
+
+
+def header(case: Case, dtype: str, with_gradients: bool) -> bytes:
     mask = case.mask
-    header = (
-        (DTYPES[dtype], len(case.q.lens), h, g, d_qk, d_v)
+    has_bias = case.bias_kind in ("pre_scale", "post_scale")
+    drop, seed, offset = case.dropout or (0.0, 0, 0)
+    integers = (
+        (DTYPES[dtype], len(case.q.lens), *case.heads, *case.dims)
         + (case.q.axis(), case.kv.axis(), case.q.tokens(), case.kv.tokens())
         + (case.has_lengths(), case.q.rows is not None or case.kv.rows is not None)
         + (ANCHORS[mask.causal], ANCHORS[mask.alignment])
         + tuple(-1 if bound is None else bound for bound in (mask.left, mask.right))
+        + (BIASES[case.bias_kind], *(case.bias_dims() if has_bias else (0,) * 4))
+        + (case.alibi or (0, 0))
+        + ({type(None): 0, str: 1, tuple: 2}[type(case.sinks)], seed, offset, with_gradients)
     )
     numbers = tuple(np.nan if x is None else x for x in (case.scale, case.softcap))
+    names = case.group.encode(), f"{case.name}.{dtype}".encode()
+    return struct.pack("<32s96s27q3d", *names, *integers, *numbers, drop)
+
+
+def record(case: Case, dtype: str, with_gradients: bool) -> bytes:
+    """One problem of the file."""
+    inputs = Inputs(case, dtype)
+    found = answers(case, inputs, with_gradients)
+    number = "<f4" if dtype == "f32" else "<f2"
+    learnable = isinstance(case.sinks, tuple)
+    join = lambda name, kind=number: b"".join(getattr(a, name).astype(kind).tobytes() for a in found)
     geometry = (*case.q.lens, *case.kv.lens, *case.q.starts(), *case.kv.starts())
-    return b"".join(
-        [struct.pack("<32s96s16q2d", case.group.encode(), name.encode(), *header, *numbers)]
-        + [np.array(geometry, "<i8").tobytes()]
-        + [raw for raw, _ in tensors]
-        + [out.astype("<f8").tobytes() for out, _ in answers]
-        + [lse.astype("<f8").tobytes() for _, lse in answers]
-    )
+    parts = [header(case, dtype, with_gradients), np.array(geometry, "<i8").tobytes()]
+    parts += [*inputs.raw_qkv, inputs.raw_bias]
+    parts += [np.array(case.sinks, "<f4").tobytes() if learnable else b""]
+    parts += [join("out"), join("lse", "<f4")]
+    if with_gradients:
+        parts += [inputs.raw_d_out, join("dq"), join("dk"), join("dv")]
+        if inputs.bias is not None:
+            parts += [sum_bias(case, [a.d_bias for a in found]).astype(number).tobytes()]
+        if learnable:
+            parts += [np.sum([a.d_sinks for a in found], axis=0).astype("<f4").tobytes()]
+    return b"".join(parts)
+
+
+def has_gradients(case: Case, index: int, dtype: str) -> bool:
+    return case.has_gradients and dtype in ("f32", ("f16", "bf16")[index % 2])
 
 
 def main() -> int:
     if len(sys.argv) != 2:
         print(__doc__.splitlines()[2], file=sys.stderr)
         return 2
-    cases = [*grid(), *head_dims(), *scales(), *windows(), *tiles(), *shapes()]
+    cases = all_cases()
     with open(sys.argv[1], "wb") as file:
-        file.write(b"ATGOLD01" + struct.pack("<q", len(cases) * len(DTYPES)))
-        for case, dtype in itertools.product(cases, DTYPES):
-            file.write(record(case, dtype))
+        file.write(b"ATGOLD02" + struct.pack("<q", len(cases) * len(DTYPES)))
+        for (index, case), dtype in itertools.product(enumerate(cases), DTYPES):
+            file.write(record(case, dtype, has_gradients(case, index, dtype)))
     return 0
 
 

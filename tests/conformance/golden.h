@@ -1,6 +1,7 @@
 // Reader of the golden file that generate.py writes; the format is documented there.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <span>
@@ -20,9 +21,23 @@ struct GoldenCase {
   Alignment alignment = Alignment::kUnspecified;
   std::optional<int64_t> window_left, window_right;
   std::optional<double> scale, softcap;
-  LogicalTensors tensors;   // Into the file's bytes, which live as long as the program.
+  BiasKind bias_kind = BiasKind::kNone;
+  std::vector<int64_t> bias_shape;  // Empty: no bias.
+  std::optional<AlibiShard> alibi;
+  SoftmaxKind softmax_kind = SoftmaxKind::kVanilla;
+  std::optional<Dropout> dropout;
+  // Spans go into the file's bytes, which live as long as the program.
+  LogicalTensors tensors;
+  std::span<const std::byte> bias, softmax_offset;
+
+  // Answers are NaN where nothing contributes to them: there they must be exactly 0.
   std::vector<double> out;  // [sum q_len, h, d_v]
   std::vector<double> lse;  // [sum q_len, h]
+
+  bool has_gradients = false;
+  std::span<const std::byte> d_out;         // As out, in dtype.
+  std::array<std::vector<double>, 3> dqkv;  // As the tensors.
+  std::vector<double> d_bias, d_softmax_offset;
 };
 
 // All cases, read once. Ends the program if the file is missing or malformed: that is our own bug.

@@ -1,8 +1,10 @@
-"""Float64 attention forward, row by row: what every backend has to agree with.
+"""Float64 attention and its gradients, row by row: what every backend has to agree with.
 
 One sequence at a time, one query row at a time, each row over exactly the keys that it may see. No
-mask matrices, no strides, no layouts. A row that sees no key gets O = 0 and LSE = -inf. LSE is the
-natural logarithm of the softmax denominator.
+mask matrices, no strides, no layouts. A row that sees no key gets O = 0 and has no gradient, and its
+LSE is the sink's logit, or -inf. LSE is the natural logarithm of the softmax denominator.
+
+Where nothing contributes to an answer it is NaN here: the service's answer is exactly 0 there.
 """
 
 import dataclasses
@@ -17,12 +19,15 @@ class Mask:
     causal: str = "none"  # none | top_left | bottom_right
     left: int | None = None
     right: int | None = None
-    alignment: str = "none"  # of a window without causal mask: none | top_left | bottom_right
+    alignment: str = "none"  # of a window or ALiBi without causal mask: none | top_left | bottom_right
+
+    def diagonal(self, row: int, q_len: int, kv_len: int) -> int:
+        anchor = self.alignment if self.causal == "none" else self.causal
+        return row + (kv_len - q_len if anchor == "bottom_right" else 0)
 
     def visible(self, row: int, q_len: int, kv_len: int) -> range:
         """Keys that query `row` of a sequence of these lengths sees."""
-        anchor = self.alignment if self.causal == "none" else self.causal
-        diagonal = row + (kv_len - q_len if anchor == "bottom_right" else 0)
+        diagonal = self.diagonal(row, q_len, kv_len)
         right = self.right if self.causal == "none" else 0
         first = 0 if self.left is None else max(0, diagonal - self.left)
         last = kv_len if right is None else min(kv_len, diagonal + right + 1)
@@ -31,7 +36,7 @@ class Mask:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Head counts and dims, and the map from Q K^T to logits."""
+    """Head counts and dims, and what leads from Q K^T to the softmax."""
 
     num_heads: int
     num_kv_heads: int
@@ -40,30 +45,125 @@ class Problem:
     mask: Mask = Mask()
     scale: float | None = None  # None: 1 / sqrt(head_dim_qk)
     softcap: float | None = None
+    bias_kind: str = "none"  # none | pre_scale | post_scale | alibi
+    slopes: tuple = ()  # of ALiBi, by head
+    sinks: tuple | None = None  # logits, by head
+    drop: float = 0.0
 
-    def logits(self, products: np.ndarray) -> np.ndarray:
-        x = products * (self.head_dim_qk**-0.5 if self.scale is None else self.scale)
-        return x if self.softcap is None else self.softcap * np.tanh(x / self.softcap)
+    def factor(self) -> float:
+        return self.head_dim_qk**-0.5 if self.scale is None else self.scale
 
 
-def attend(problem: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray):
-    """One sequence: q [Lq, h, d_qk], k [Lkv, g, d_qk], v [Lkv, g, d_v] -> O [Lq, h, d_v], LSE [Lq, h]."""
+@dataclasses.dataclass
+class Sequence:
+    """q [Lq, h, d_qk], k [Lkv, g, d_qk], v [Lkv, g, d_v]; the rest where the problem has it."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    d_out: np.ndarray | None = None  # [Lq, h, d_v]
+    bias: np.ndarray | None = None  # [h, Lq, Lkv]
+    keep: np.ndarray | None = None  # [h, Lq, Lkv] bool
+
+
+@dataclasses.dataclass
+class Answer:
+    """out [Lq, h, d_v], lse [Lq, h]; gradients like their inputs, if d_out was given."""
+
+    out: np.ndarray
+    lse: np.ndarray
+    dq: np.ndarray
+    dk: np.ndarray
+    dv: np.ndarray
+    d_bias: np.ndarray  # [h, Lq, Lkv]
+    d_sinks: np.ndarray  # [h]
+
+
+def alibi_slopes(total_heads: int, first: int, count: int) -> tuple:
+    """Slopes of heads first .. first + count - 1 of a model with total_heads heads.
+
+    With a power of two of heads they fall from 2^(-8/h) by that factor. Other models have those of
+    the next smaller power of two, then every second one of the next larger.
+    """
+    power = 1 << (total_heads.bit_length() - 1)
+    small = [2.0 ** (-8.0 * k / power) for k in range(1, power + 1)]
+    large = [2.0 ** (-8.0 * k / (2 * power)) for k in range(1, 2 * power + 1)]
+    return tuple((small + large[::2])[first : first + count])
+
+
+def _logits(problem: Problem, s: Sequence, row: int, seen: range):
+    """-> x [h, keys] and its derivative by q.k."""
     h, g = problem.num_heads, problem.num_kv_heads
-    q = np.asarray(q, np.float64).reshape(-1, g, h // g, problem.head_dim_qk)
-    k = np.asarray(k, np.float64)
-    v = np.asarray(v, np.float64)
-    out = np.zeros((len(q), h, problem.head_dim_v))
-    lse = np.full((len(q), h), -np.inf)
-    for row in range(len(q)):
-        seen = problem.mask.visible(row, len(q), len(k))
+    keys = np.repeat(s.k[seen.start : seen.stop], h // g, axis=1)  # [keys, h, d]
+    bias = None if s.bias is None else s.bias[:, row, seen.start : seen.stop]
+    x = np.einsum("hd,khd->hk", s.q[row], keys)
+    if problem.bias_kind == "pre_scale":
+        x = x + bias
+    x = problem.factor() * x
+    slope = np.full_like(x, problem.factor())
+    if problem.softcap is not None:
+        x = problem.softcap * np.tanh(x / problem.softcap)
+        slope = slope * (1 - (x / problem.softcap) ** 2)
+    if problem.bias_kind == "post_scale":
+        x = x + bias
+    if problem.bias_kind == "alibi":
+        distance = np.abs(np.array(seen) - problem.mask.diagonal(row, len(s.q), len(s.k)))
+        x = x - np.outer(problem.slopes, distance)
+    return x, slope
+
+
+def _softmax(x: np.ndarray, sink: float):
+    """x [keys] and one more logit -> weights of the keys, of the sink, and the LSE."""
+    top = max(x.max(), sink)
+    weights = np.exp(x - top)
+    rest = np.exp(sink - top)
+    total = weights.sum() + rest
+    return weights / total, rest / total, top + np.log(total)
+
+
+def attend(problem: Problem, s: Sequence) -> Answer:
+    h, g = problem.num_heads, problem.num_kv_heads
+    a = Answer(
+        out=np.full((len(s.q), h, problem.head_dim_v), np.nan),
+        lse=np.full((len(s.q), h), -np.inf),
+        dq=np.full(s.q.shape, np.nan),
+        dk=np.full(s.k.shape, np.nan),
+        dv=np.full(s.v.shape, np.nan),
+        d_bias=np.full((h, len(s.q), len(s.k)), np.nan),
+        d_sinks=np.zeros(h),
+    )
+    if problem.sinks is not None:
+        a.lse[:] = problem.sinks
+    for row in range(len(s.q)):
+        seen = problem.mask.visible(row, len(s.q), len(s.k))
         if not seen:
             continue
-        keys, values = k[seen.start : seen.stop], v[seen.start : seen.stop]
-        # [g, h/g, keys]: each KV head serves h/g consecutive query heads.
-        x = problem.logits(q[row] @ keys.transpose(1, 2, 0))
-        top = x.max(axis=-1, keepdims=True)
-        weights = np.exp(x - top)
-        total = weights.sum(axis=-1, keepdims=True)
-        out[row] = ((weights / total) @ values.transpose(1, 0, 2)).reshape(h, -1)
-        lse[row] = (top + np.log(total)).reshape(h)
-    return out, lse
+        x, slope = _logits(problem, s, row, seen)
+        for n in range(h):
+            if np.max(x[n]) > -np.inf:
+                _attend_row(problem, s, a, row, n, slice(seen.start, seen.stop), x[n], slope[n])
+    return a
+
+
+def _add(total: np.ndarray, contribution: np.ndarray) -> None:
+    total[...] = np.where(np.isnan(total), 0.0, total) + contribution
+
+
+def _attend_row(problem, s, a, row, n, seen, x, slope) -> None:
+    """Row `row` of head n: O and LSE, and what the row adds to the gradients."""
+    kv = n // (problem.num_heads // problem.num_kv_heads)
+    p, p_sink, a.lse[row, n] = _softmax(x, -np.inf if problem.sinks is None else problem.sinks[n])
+    kept = np.ones_like(p) if s.keep is None else s.keep[n, row, seen] / (1 - problem.drop)
+    a.out[row, n] = (p * kept) @ s.v[seen, kv]
+    if s.d_out is None:
+        return
+    d_out = s.d_out[row, n]
+    dp = kept * (s.v[seen, kv] @ d_out)
+    # d p_j / d x_k = p_j ((j = k) - p_k), and -p_j p_sink for the sink's logit.
+    jacobian = np.diag(p) - np.outer(p, p)
+    dx = jacobian @ dp
+    a.d_sinks[n] -= p_sink * (p @ dp)
+    a.d_bias[n, row, seen] = dx * slope if problem.bias_kind == "pre_scale" else dx
+    a.dq[row, n] = (dx * slope) @ s.k[seen, kv]
+    _add(a.dk[seen, kv], np.outer(dx * slope, s.q[row, n]))
+    _add(a.dv[seen, kv], np.outer(p * kept, d_out))

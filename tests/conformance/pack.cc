@@ -314,6 +314,12 @@ PackedRequest Pack(const Arrangement& a, const Geometry& g, const LogicalTensors
   return request;
 }
 
+ElementPlace InputPlace(const Arrangement& a, const Geometry& g, int tensor,
+                        const std::array<int64_t, 4>& at) {
+  const Element element{tensor, at[0], at[1], at[2], at[3]};
+  return {BufferOf(a, tensor), a.lead + IndexOf(AxesOf(a, tensor), element, g, {})};
+}
+
 std::vector<int64_t> OutShape(const Arrangement& a, const Geometry& g) {
   std::vector<int64_t> shape = Extents(a.out_axes, 0, g, {});
   shape.back() = g.d_v;

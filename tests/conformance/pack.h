@@ -64,6 +64,7 @@ struct PackedRequest {
   Sequences sequences;
   InputDescs inputs;
   std::array<std::vector<std::byte>, kNumInputBuffers> buffers;
+  std::vector<std::byte> bias, softmax_offset;  // Not Pack's.
   // Shuffled. Entries past a sequence's length are garbage.
   std::vector<int32_t> page_table_k, page_table_v;
 };
@@ -75,6 +76,14 @@ struct PackOptions {
 
 PackedRequest Pack(const Arrangement& arrangement, const Geometry& geometry,
                    const LogicalTensors& tensors, const PackOptions& options = {});
+
+// Where an element of Q (tensor 0), K (1) or V (2) lies. Not for paged arrangements.
+struct ElementPlace {
+  Buffer buffer;
+  int64_t element;
+};
+ElementPlace InputPlace(const Arrangement& arrangement, const Geometry& geometry, int tensor,
+                        const std::array<int64_t, 4>& sequence_row_head_component);
 
 // Where outputs lie, by the documented formats: O like Q, LSE [b, h, s_q] or [t_q, h].
 std::vector<int64_t> OutShape(const Arrangement& arrangement, const Geometry& geometry);

@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import attention_oracle
 import sample_requests
 from long_request import LongRequest, cpu_seconds, wait_until_computing
 from server_process import ServerProcess
@@ -175,6 +176,24 @@ class LoadTest(unittest.TestCase):
         self.long.check(busy.result())
         check_tokens(request, self.forward_with_retries(request))
 
+    def test_both_passes_at_once(self):
+        self.server = self.enterContext(ServerProcess())
+        known = sample_requests.KnownRequest()
+        stubs = [
+            attention_pb2_grpc.AttentionStub(
+                self.enterContext(sample_requests.open_channel(self.server.address))
+            )
+            for _ in range(4)
+        ]
+        calls = []
+        for _ in range(50):
+            for stub in stubs:
+                forward = stub.Forward.future(known.request, timeout=SECONDS)
+                backward = stub.Backward.future(known.backward, timeout=SECONDS)
+                calls += [(forward, known.check), (backward, known.check_backward)]
+        for future, check in calls:
+            check(future.result())
+
     def test_messages_of_300_mb(self):
         self.start()
         request = tokens(400_000)  # 307 MB in, 102 MB out.
@@ -196,6 +215,28 @@ class LoadTest(unittest.TestCase):
         np.testing.assert_allclose(out[0], np.arange(64))
         self.assertFalse(out[1:].any())
         self.check_server()
+
+    def test_gradients_of_300_mb(self):
+        self.start("--pinned-pool=2GiB")
+        forward = tokens(400_000)
+        request = sample_requests.backward_of(forward)  # 307 MB of QKV, 102 MB of O and of dO.
+        d_out = np.zeros((400_000, 64), dtype="<f4")
+        d_out[:8] = np.random.default_rng(1).standard_normal((8, 64))
+        d_out[8:] = np.nan  # Of nobody.
+        forward.return_lse = True
+        answer = self.attention.Forward(forward, timeout=SECONDS)
+        request.out.data, request.lse.data = answer.out.data, answer.lse.data
+        request.d_out.data = d_out.tobytes()
+        del answer
+        qkv = np.frombuffer(forward.inputs.qkv.data, dtype="<f4", count=8 * 3 * 64)
+        oracle = attention_oracle.Attention(*qkv.reshape(8, 3, 1, 64).swapaxes(0, 1))
+        expected = oracle.backward(d_out[:8, None])
+        response = self.attention.Backward(request, timeout=SECONDS)
+        got = np.frombuffer(response.grads.qkv.data, dtype="<f4").reshape(-1, 3, 1, 64)
+        self.assertEqual(len(got), 400_000)
+        for slot, name in enumerate("qkv"):
+            np.testing.assert_allclose(got[:8, slot], expected[name], atol=1e-5)
+        self.assertFalse(got[8:].any())
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ E4M3, E5M2 = types_pb2.DATA_TYPE_FLOAT8_E4M3, types_pb2.DATA_TYPE_FLOAT8_E5M2
 TOP_LEFT, BOTTOM_RIGHT = types_pb2.ALIGNMENT_TOP_LEFT, types_pb2.ALIGNMENT_BOTTOM_RIGHT
 PRE_SCALE, POST_SCALE = types_pb2.BIAS_KIND_PRE_SCALE, types_pb2.BIAS_KIND_POST_SCALE
 ALIBI = types_pb2.BIAS_KIND_ALIBI
-OFF_BY_ONE, LEARNABLE = types_pb2.SOFTMAX_KIND_OFF_BY_ONE, types_pb2.SOFTMAX_KIND_LEARNABLE
+LEARNABLE = types_pb2.SOFTMAX_KIND_LEARNABLE
 HANDLE = types_pb2.Handle(id="h", generation=1)
 LEASE = types_pb2.Lease(seconds=60)
 NO_LEASE = types_pb2.Lease()
@@ -40,6 +40,7 @@ class Case:
       field: full path that the refusal names.
       code: of the refusal.
       in_plan: whether Plan can see it; else only Forward is asked.
+      in_backward: whether Backward refuses it too, for the same reason.
     """
 
     what: str
@@ -48,15 +49,16 @@ class Case:
     field: str
     code: grpc.StatusCode = INVALID
     in_plan: bool = True
+    in_backward: bool = True
 
     def request(self) -> attention_pb2.ForwardRequest:
         request = sample(self.layout)
         for path, value in self.edits.items():
-            _edit(request, path, value)
+            edit(request, path, value)
         return request
 
 
-def _edit(message: Any, path: str, value: Any) -> None:
+def edit(message: Any, path: str, value: Any) -> None:
     *parents, leaf = path.split(".")
     for parent in parents:
         message = getattr(message, parent)
@@ -234,9 +236,7 @@ SOURCES = [
                 "shared memory before its region",
                 {
                     "inputs.qkv.data": None,
-                    "inputs.qkv.shared_memory": _shared(
-                        region="r", byte_offset=-4, byte_size=1920
-                    ),
+                    "inputs.qkv.shared_memory": _shared(region="r", byte_offset=-4, byte_size=1920),
                 },
                 "inputs.qkv.shared_memory.byte_offset",
             ),
@@ -338,14 +338,17 @@ PAGES = [
     Case("a table of rank 3", PAGED, {TABLE_K: zeros(2, 2, 1, dtype=INT32)}, TABLE_K),
     Case("a table of another batch", PAGED, {TABLE_V: zeros(3, 2, dtype=INT32)}, TABLE_V),
     Case("tables of two widths", PAGED, {TABLE_V: zeros(2, 3, dtype=INT32)}, TABLE_V),
-    Case("page -1", PAGED, {TABLE_K: page_table(((3, 0), (-1, 1)))}, TABLE_K, in_plan=False),
-    Case("page 5 of 5", PAGED, {TABLE_V: page_table(((3, 0), (2, 5)))}, TABLE_V, in_plan=False),
-    Case(
-        "page 1.5",
-        PAGED,
-        {f"{TABLE_K}.data": None, f"{TABLE_K}.values": [3, 0, 1.5, 1]},
-        f"{TABLE_K}.values",
-        in_plan=False,
+    *(
+        Case(what, PAGED, edits, field, in_plan=False, in_backward=False)
+        for what, edits, field in (
+            ("page -1", {TABLE_K: page_table(((3, 0), (-1, 1)))}, TABLE_K),
+            ("page 5 of 5", {TABLE_V: page_table(((3, 0), (2, 5)))}, TABLE_V),
+            (
+                "page 1.5",
+                {f"{TABLE_K}.data": None, f"{TABLE_K}.values": [3, 0, 1.5, 1]},
+                f"{TABLE_K}.values",
+            ),
+        )
     ),
     Case("a short table", PAGED, {f"{TABLE_K}.data": bytes(15)}, f"{TABLE_K}.data", in_plan=False),
     Case("another page size", PAGED, {"spec.page_size": 4}, "inputs.k"),
@@ -399,10 +402,12 @@ FEATURES = [
         DENSE,
         {
             "spec.bias_kind": ALIBI,
+            "spec.window_alignment": TOP_LEFT,
             "spec.alibi": types_pb2.Alibi(head_offset=2**63 - 1, total_heads=4),
         },
         "spec.alibi",
     ),
+    Case("ALiBi without alignment", DENSE, {"spec.bias_kind": ALIBI}, "spec.window_alignment"),
     Case("no bias", DENSE, {"spec.bias_kind": POST_SCALE}, "bias"),
     Case("a surplus bias", DENSE, {"bias": zeros(1, 1, 5, 7)}, "bias"),
     Case("a bias of rank 2", DENSE, {"spec.bias_kind": PRE_SCALE, "bias": zeros(5, 7)}, "bias"),
@@ -531,37 +536,12 @@ STRIDED = [
 ]
 
 NOT_BUILT = [
-    *(
-        Case(what, DENSE, edits, field, UNIMPLEMENTED)
-        for what, edits, field in (
-            (
-                "a bias before the scale",
-                {"spec.bias_kind": PRE_SCALE, "bias": zeros(1, 1, 1, 7)},
-                "spec.bias_kind",
-            ),
-            (
-                "a bias after the scale",
-                {"spec.bias_kind": POST_SCALE, "bias": zeros(2, 4, 5, 7)},
-                "spec.bias_kind",
-            ),
-            ("ALiBi", {"spec.bias_kind": ALIBI}, "spec.bias_kind"),
-            (
-                "ALiBi of a shard",
-                {
-                    "spec.bias_kind": ALIBI,
-                    "spec.alibi": types_pb2.Alibi(head_offset=4, total_heads=8),
-                },
-                "spec.bias_kind",
-            ),
-            ("more sequences than supported", _cu([0] * 1_100_000, [0] * 1_100_000), CU_Q),
-            ("a sink of 0", {"spec.softmax_kind": OFF_BY_ONE}, "spec.softmax_kind"),
-            (
-                "learnt sinks",
-                {"spec.softmax_kind": LEARNABLE, "softmax_offset": zeros(4)},
-                "spec.softmax_kind",
-            ),
-            ("dropout", {"spec.dropout.probability": 0.1}, "spec.dropout"),
-        )
+    Case(
+        "more sequences than supported",
+        DENSE,
+        _cu([0] * 1_100_000, [0] * 1_100_000),
+        CU_Q,
+        UNIMPLEMENTED,
     ),
     *(
         Case(
@@ -605,7 +585,6 @@ NOT_BUILT = [
                 {"return_lse": True, "lse_placement.resident": LEASE},
                 "lse_placement.resident",
             ),
-            ("a retained context", {"retain_for_backward": LEASE}, "retain_for_backward"),
         )
     ),
 ]

@@ -1,7 +1,8 @@
 """What is wrong with a request is said by code, sentence and details: malformed_test.py.
 
-Every case of malformed_cases is sent as Forward and, where it can see the mistake, as Plan; after
-each the server must still answer a good request rightly.
+Every case of malformed_cases is sent as Forward, every one of malformed_backward_cases as Backward,
+and both, where it can see the mistake, as Plan; after each the server must still answer a good
+request rightly.
 """
 
 import pathlib
@@ -11,16 +12,18 @@ import unittest
 import grpc
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import malformed_backward_cases
 import malformed_cases
 import sample_requests
 from server_process import ServerProcess
 
 from attnd import errors
-from attnd.v1 import attention_pb2, attention_pb2_grpc
+from attnd.v1 import attention_pb2, attention_pb2_grpc, types_pb2
 
 SECONDS = 60
 LONGEST_SENTENCE = 1100
 CASES = [case for cases in malformed_cases.ALL.values() for case in cases]
+BACKWARD_CASES = [case for cases in malformed_backward_cases.ALL.values() for case in cases]
 
 
 class MalformedTest(unittest.TestCase):
@@ -47,24 +50,40 @@ class MalformedTest(unittest.TestCase):
 
     def check_server(self):
         self.known.check(self.attention.Forward(self.known.request, timeout=SECONDS))
+        self.known.check_backward(self.attention.Backward(self.known.backward, timeout=SECONDS))
 
     def test_every_sample_is_valid_and_planned(self):
-        for layout in sample_requests.LAYOUTS:
+        samples = [sample_requests.sample(layout) for layout in sample_requests.LAYOUTS]
+        for request in samples + sample_requests.featured_samples():
+            layout = types_pb2.QkvLayout.Name(request.spec.layout)
             with self.subTest(layout=layout):
-                request = sample_requests.sample(layout)
                 self.attention.Forward(request, timeout=SECONDS)
-                plan = self.attention.Plan(sample_requests.plan_of(request), timeout=SECONDS)
-                self.assertTrue(plan.supported, plan.reason)
+                self.check_planned(request)
+                if "PAGED" in layout:
+                    continue
+                backward = sample_requests.answered_backward_of(request, self.attention)
+                self.attention.Backward(backward, timeout=SECONDS)
+                self.check_planned(backward)
+
+    def check_planned(self, request):
+        plan = self.attention.Plan(sample_requests.plan_of(request), timeout=SECONDS)
+        self.assertTrue(plan.supported, plan.reason)
 
     def test_forward_names_the_field(self):
-        for case in CASES:
+        self.check_cases(self.attention.Forward, CASES)
+
+    def test_backward_names_the_field(self):
+        self.check_cases(self.attention.Backward, BACKWARD_CASES)
+
+    def check_cases(self, method, cases):
+        for case in cases:
             with self.subTest(what=case.what, layout=case.layout, field=case.field):
-                error = self.refusal(self.attention.Forward, case.request())
+                error = self.refusal(method, case.request())
                 self.check_refusal(error, case.code, case.field)
                 self.check_server()
 
     def test_plan_says_the_same(self):
-        for case in CASES:
+        for case in CASES + BACKWARD_CASES:
             if not case.in_plan:
                 continue
             with self.subTest(what=case.what, layout=case.layout, field=case.field):
@@ -85,12 +104,11 @@ class MalformedTest(unittest.TestCase):
         error = self.refusal(self.attention.Plan, plan)
         self.check_refusal(error, grpc.StatusCode.INVALID_ARGUMENT, "inputs.qkv.data")
 
-    def test_plan_of_backward_is_not_built(self):
+    def test_plan_of_backward_returns_no_lse(self):
         plan = sample_requests.plan_of(sample_requests.sample("BS3HD"))
-        plan.backward = True
-        answer = self.attention.Plan(plan, timeout=SECONDS)
-        self.assertFalse(answer.supported)
-        self.assertIn("backward", answer.reason)
+        plan.backward = plan.return_lse = True
+        error = self.refusal(self.attention.Plan, plan)
+        self.check_refusal(error, grpc.StatusCode.INVALID_ARGUMENT, "return_lse")
 
     def test_bytes_that_are_no_message(self):
         request = sample_requests.sample("STRIDED")
@@ -108,6 +126,7 @@ class MalformedTest(unittest.TestCase):
         }
         methods = {
             "/attnd.v1.Attention/Forward": "attnd.v1.ForwardRequest",
+            "/attnd.v1.Attention/Backward": "attnd.v1.BackwardRequest",
             "/attnd.v1.Attention/Plan": "attnd.v1.PlanRequest",
         }
         for method, message in methods.items():
@@ -125,10 +144,16 @@ class MalformedTest(unittest.TestCase):
                 self.assertEqual(error.code, grpc.StatusCode.INVALID_ARGUMENT, error.message)
 
     def test_an_empty_message_lacks_its_spec(self):
-        error = self.refusal(self.attention.Forward, attention_pb2.ForwardRequest())
-        self.check_refusal(error, grpc.StatusCode.INVALID_ARGUMENT, "spec")
+        for error in (
+            self.refusal(self.attention.Forward, attention_pb2.ForwardRequest()),
+            self.refusal(self.attention.Backward, attention_pb2.BackwardRequest()),
+        ):
+            self.check_refusal(error, grpc.StatusCode.INVALID_ARGUMENT, "spec")
 
 
 if __name__ == "__main__":
-    print(f"{len(CASES)} malformed requests, {sum(case.in_plan for case in CASES)} for Plan too")
+    planned = sum(case.in_plan for case in CASES + BACKWARD_CASES)
+    print(
+        f"{len(CASES)} malformed requests, {len(BACKWARD_CASES)} for gradients, {planned} planned"
+    )
     unittest.main()

@@ -1,7 +1,7 @@
-"""Plan says what Forward does, over random specs: plan_forward_test.py.
+"""Plan says what Forward and Backward do, over random specs: plan_forward_test.py.
 
 Requests of every layout with random sizes, masks and features, most of them with up to three random
-changes to fields; ATTND_SPECS sets their number. Whatever Plan answers, Forward must confirm.
+changes to fields; ATTND_SPECS sets their number. Whatever Plan answers, the call must confirm.
 """
 
 import collections
@@ -22,6 +22,7 @@ from attnd.v1 import attention_pb2_grpc, types_pb2
 
 SPECS = int(os.environ.get("ATTND_SPECS", "500"))
 SECONDS = 60
+FLOAT32 = types_pb2.DATA_TYPE_FLOAT32
 SPEC_SIZES = (
     "batch max_seqlen_q max_seqlen_kv num_heads num_kv_heads head_dim_qk head_dim_v page_size"
 ).split()
@@ -39,8 +40,12 @@ class RandomRequests:
 
     def next(self):
         choose = self.random.choice
-        request = sample_requests.sample(choose(sample_requests.LAYOUTS))
+        if self.random.random() < 0.2:
+            request = choose(sample_requests.featured_samples())
+        else:
+            request = sample_requests.sample(choose(sample_requests.LAYOUTS))
         spec = request.spec
+        spec.deterministic = choose((False, False, True))
         spec.causal = choose((0, 0, 1, 2))
         if choose((False, True)):
             spec.window.left = choose((-1, 0, 1, 3))
@@ -79,7 +84,8 @@ class RandomRequests:
             case 0:
                 spec.bias_kind = choose((0, 1, 2, 3, 4))
             case 1:
-                request.bias.CopyFrom(sample_requests.zeros(1, 1, choose((1, 5)), choose((5, 7))))
+                shape = (choose((1, 2)), choose((1, 4)), choose((1, 5)), choose((5, 7)))
+                request.bias.CopyFrom(sample_requests.zeros(*shape))
             case 2:
                 spec.softmax_kind = choose((0, 1, 2, 3))
             case 3:
@@ -89,7 +95,7 @@ class RandomRequests:
             case 5:
                 spec.logit_softcap = choose((0.0, 1.0, 50.0))
             case 6:
-                spec.alibi.total_heads = choose((2, 4))
+                spec.alibi.head_offset, spec.alibi.total_heads = choose((0, 4)), choose((2, 4, 8))
             case 7:
                 spec.fp8.SetInParent()
             case 8:
@@ -127,31 +133,45 @@ def outcome(method, request):
 
 
 class PlanForwardTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        server = cls.enterClassContext(ServerProcess())
+        channel = cls.enterClassContext(sample_requests.open_channel(server.address))
+        cls.attention = attention_pb2_grpc.AttentionStub(channel)
+
     def test_forward_does_what_plan_says(self):
+        self.check(self.attention.Forward, RandomRequests(seed=31).next)
+
+    def test_backward_does_what_plan_says(self):
+        requests = RandomRequests(seed=32)
+
+        def next_request():
+            request = requests.next()
+            # O's dtype, which Plan is not asked about.
+            request.out_dtype = request.out_dtype if request.out_dtype == FLOAT32 else 0
+            return sample_requests.answered_backward_of(request, self.attention)
+
+        self.check(self.attention.Backward, next_request)
+
+    def check(self, method, next_request):
         answers = collections.Counter()
-        requests = RandomRequests(seed=31)
-        with (
-            ServerProcess() as server,
-            sample_requests.open_channel(server.address) as channel,
-        ):
-            attention = attention_pb2_grpc.AttentionStub(channel)
-            for i in range(SPECS):
-                request = requests.next()
-                plan = sample_requests.plan_of(request)
-                planned, plan_field, answer = outcome(attention.Plan, plan)
-                code, field, _ = outcome(attention.Forward, request)
-                layout = types_pb2.QkvLayout.Name(request.spec.layout)
-                with self.subTest(number=i, layout=layout, plan=planned, forward=code):
-                    if answer is None:
-                        self.assertEqual((code, field), (planned, plan_field))
-                    elif answer.supported and field not in UNSEEN:
-                        self.assertEqual(code, grpc.StatusCode.OK)
-                    elif answer.supported:
-                        self.assertEqual(code, grpc.StatusCode.INVALID_ARGUMENT)
-                    else:
-                        self.assertEqual(code, grpc.StatusCode.UNIMPLEMENTED)
-                        self.assertIn(field, answer.reason)
-                answers[code.name] += 1
+        for i in range(SPECS):
+            request = next_request()
+            plan = sample_requests.plan_of(request)
+            planned, plan_field, answer = outcome(self.attention.Plan, plan)
+            code, field, _ = outcome(method, request)
+            layout = types_pb2.QkvLayout.Name(request.spec.layout)
+            with self.subTest(number=i, layout=layout, plan=planned, call=code):
+                if answer is None:
+                    self.assertEqual((code, field), (planned, plan_field))
+                elif answer.supported and field not in UNSEEN:
+                    self.assertEqual(code, grpc.StatusCode.OK)
+                elif answer.supported:
+                    self.assertEqual(code, grpc.StatusCode.INVALID_ARGUMENT)
+                else:
+                    self.assertEqual(code, grpc.StatusCode.UNIMPLEMENTED)
+                    self.assertIn(field, answer.reason)
+            answers[code.name] += 1
         print(", ".join(f"{number} {name}" for name, number in sorted(answers.items())))
         for code in ("OK", "INVALID_ARGUMENT", "UNIMPLEMENTED"):
             self.assertGreater(answers[code], SPECS // 100, code)

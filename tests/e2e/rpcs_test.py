@@ -25,7 +25,12 @@ NAMES = (
     "inference.GRPCInferenceService",
 )
 STANDARD = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
-BUILT = {"Attention.Forward", "Attention.Plan", "Admin.GetCapabilities"}
+BUILT = {
+    "Attention.Forward",
+    "Attention.Backward",
+    "Attention.Plan",
+    "Admin.GetCapabilities",
+}
 
 
 class RpcsTest(unittest.TestCase):

@@ -1,5 +1,6 @@
 // The engine over a device with memory of its own: copies, plans built aside, fallback, limits.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,11 +11,16 @@
 #include "engine/core/status.h"
 #include "engine/cpu/cpu_backend.h"
 #include "engine/cpu/reference_attention.h"
+#include "engine/self_test.h"
 #include "tests/engine/engine_requests.h"
 #include "tests/engine/fake_device.h"
 
 namespace attnd {
 namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 std::unique_ptr<Engine> MakeEngine(FakeDevice& device, bool cpu_fallback = false) {
   EngineParts parts;
@@ -27,11 +33,12 @@ std::unique_ptr<Engine> MakeEngine(FakeDevice& device, bool cpu_fallback = false
   return *Engine::Make(std::move(parts));
 }
 
-absl::StatusOr<ForwardResult> RunNoise(Engine& engine, const ForwardDescription& d) {
-  absl::StatusOr<PreparedForward> prepared = TryPrepare(engine, d);
+absl::StatusOr<CallResult> RunNoise(Engine& engine, const CallDescription& d) {
+  absl::StatusOr<PreparedCall> prepared = TryPrepare(engine, d);
   if (!prepared.ok()) return prepared.status();
   FillWithNoise(*prepared);
-  for (auto table : {prepared->page_table_k(), prepared->page_table_v()}) {
+  for (auto table :
+       {prepared->page_table(Piece::kPageTableK), prepared->page_table(Piece::kPageTableV)}) {
     for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(2 - i);
   }
   return RunPrepared(engine, *std::move(prepared));
@@ -49,14 +56,14 @@ TEST(EngineDevice, AnswersWhatTheReferenceLoopAnswers) {
   parts.queue_bytes = 32 << 20;
   parts.targets.push_back({.backend = std::make_unique<ReferenceBackend>()});
   auto reference = *Engine::Make(std::move(parts));
-  for (ForwardDescription d : {Bs3hd(33), Paged()}) {
+  for (CallDescription d : {Bs3hd(33), Paged()}) {
     for (bool with_lse : {true, false}) {
       d.return_lse = with_lse;
       const auto got = RunNoise(*engine, d), want = RunNoise(*reference, d);
       ASSERT_TRUE(got.ok()) << got.status();
-      EXPECT_TRUE(SameBytes(got->out, want->out));
-      EXPECT_TRUE(SameBytes(got->lse, want->lse));
-      EXPECT_EQ(got->lse.empty(), !with_lse);
+      EXPECT_TRUE(SameBytes(got->bytes(Piece::kOut), want->bytes(Piece::kOut)));
+      EXPECT_TRUE(SameBytes(got->bytes(Piece::kLse), want->bytes(Piece::kLse)));
+      EXPECT_EQ(got->bytes(Piece::kLse).empty(), !with_lse);
       EXPECT_EQ(got->report.backend, "fake");
       EXPECT_EQ(got->report.device, "fake device");
       EXPECT_EQ(got->report.engine, "fake_kernel");
@@ -77,7 +84,7 @@ TEST(EngineDevice, ConcurrentRequestsKeepTheirBytes) {
     threads.emplace_back([&] {
       for (int i = 0; i < 50; ++i) {
         const auto got = RunNoise(*engine, Bs3hd(20));
-        wrong += !got.ok() || !SameBytes(got->out, want->out);
+        wrong += !got.ok() || !SameBytes(got->bytes(Piece::kOut), want->bytes(Piece::kOut));
       }
     });
   }
@@ -104,8 +111,8 @@ TEST(EngineDevice, WhoNeedsNoNewPlanDoesNotWaitForOne) {
   std::shared_future<void> released = release.get_future().share();
   device.before_build = [&] { released.wait(); };
   std::promise<absl::Status> slow;
-  engine->Prepare(*engine->Check(Bs3hd(6)), true, {},
-                  [&](absl::StatusOr<PreparedForward> p) { slow.set_value(p.status()); });
+  engine->Prepare(*engine->Check(Bs3hd(6)), {},
+                  [&](absl::StatusOr<PreparedCall> p) { slow.set_value(p.status()); });
   EXPECT_TRUE(RunNoise(*engine, Bs3hd(5)).ok());
   auto future = slow.get_future();
   EXPECT_EQ(future.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
@@ -158,6 +165,31 @@ TEST(EngineDevice, TheDevicePoolIsACapToo) {
   EXPECT_EQ(engine->host_pool().stats().in_use_bytes, 0);
 }
 
+TEST(EngineDevice, ASelfTestFindsNothingWhereNothingIsWrong) {
+  FakeDevice device(16 << 20);
+  EXPECT_THAT(RunSelfTest(*MakeEngine(device, true)), IsEmpty());
+  EXPECT_THAT(RunSelfTest(*MakeCpuEngine()), IsEmpty());
+}
+
+TEST(EngineDevice, ASelfTestDisablesKernelsThatAnswerWrong) {
+  FakeDevice device(16 << 20);
+  device.is_wrong = true;
+  auto engine = MakeEngine(device);
+  EXPECT_THAT(RunSelfTest(*engine), Contains(HasSubstr("fake fake_kernel FLOAT32 forward")));
+  EXPECT_THAT(engine->disabled(), Contains(KernelFamily{"fake", "fake_kernel", DType::kFloat32}));
+  const absl::Status status = RunNoise(*engine, Bs3hd(5)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(PlanOf(*engine, Bs3hd(5))->support, status);
+}
+
+TEST(EngineDevice, ADisabledFamilysRequestsRunOnTheFallback) {
+  FakeDevice device(16 << 20);
+  device.failure = absl::InternalError("the GPU failed: broken");
+  auto engine = MakeEngine(device, true);
+  EXPECT_THAT(RunSelfTest(*engine), Contains(HasSubstr("the GPU failed: broken")));
+  EXPECT_EQ(RunNoise(*engine, Bs3hd(5))->report.backend, "cpu");
+}
+
 TEST(EngineDevice, AFailureOfTheDeviceIsTheRequestsAnswer) {
   FakeDevice device(16 << 20);
   auto engine = MakeEngine(device);
@@ -180,11 +212,11 @@ TEST(EngineDevice, ADrainFinishesWhatWaitsForAPlan) {
   };
   std::promise<absl::Status> forward;
   std::promise<absl::Status> plan;
-  engine->Prepare(*engine->Check(Bs3hd(6)), true, {}, [&](absl::StatusOr<PreparedForward> p) {
+  engine->Prepare(*engine->Check(Bs3hd(6)), {}, [&](absl::StatusOr<PreparedCall> p) {
     ASSERT_TRUE(p.ok()) << p.status();
     FillWithNoise(*p);
     engine->Submit(*std::move(p),
-                   [&](absl::StatusOr<ForwardResult> r) { forward.set_value(r.status()); });
+                   [&](absl::StatusOr<CallResult> r) { forward.set_value(r.status()); });
   });
   building.get_future().wait();
   engine->Plan(Bs3hd(8), [&](absl::StatusOr<PlanReport> r) { plan.set_value(r.status()); });
@@ -212,11 +244,11 @@ TEST(EngineDevice, ADrainPastItsDeadlineDropsWhatWaitsForAPlan) {
     ++answers;
     unavailable += absl::IsUnavailable(status);
   };
-  engine->Prepare(*engine->Check(Bs3hd(6)), true, {},
-                  [&](absl::StatusOr<PreparedForward> p) { count(p.status()); });
+  engine->Prepare(*engine->Check(Bs3hd(6)), {},
+                  [&](absl::StatusOr<PreparedCall> p) { count(p.status()); });
   building.get_future().wait();
-  engine->Prepare(*engine->Check(Bs3hd(7)), true, {},
-                  [&](absl::StatusOr<PreparedForward> p) { count(p.status()); });
+  engine->Prepare(*engine->Check(Bs3hd(7)), {},
+                  [&](absl::StatusOr<PreparedCall> p) { count(p.status()); });
   engine->Drain(absl::Now());
   EXPECT_EQ(answers, 1);
   EXPECT_EQ(unavailable, 1);

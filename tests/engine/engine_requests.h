@@ -14,8 +14,8 @@
 namespace attnd {
 
 // Self attention of 2 sequences with 2 heads of 8.
-inline ForwardDescription Bs3hd(int64_t s, DType dtype = DType::kFloat32) {
-  ForwardDescription d;
+inline CallDescription Bs3hd(int64_t s, DType dtype = DType::kFloat32) {
+  CallDescription d;
   d.spec.layout = Layout::kBs3hd;
   d.spec.dtype = dtype;
   d.inputs.buffers[static_cast<int>(Buffer::kQkv)] = TensorDesc{dtype, {2, s, 3, 2, 8}};
@@ -24,8 +24,8 @@ inline ForwardDescription Bs3hd(int64_t s, DType dtype = DType::kFloat32) {
 }
 
 // One query row against 6 keys on pages of 4.
-inline ForwardDescription Paged() {
-  ForwardDescription d;
+inline CallDescription Paged() {
+  CallDescription d;
   d.spec.layout = Layout::kPagedKvThdBshdBshd;
   d.spec.dtype = DType::kFloat32;
   d.inputs.buffers[static_cast<int>(Buffer::kQ)] = TensorDesc{DType::kFloat32, {1, 2, 8}};
@@ -44,38 +44,38 @@ inline std::unique_ptr<Engine> MakeCpuEngine() {
   return *Engine::Make(std::move(chosen->parts));
 }
 
-inline absl::StatusOr<PreparedForward> TryPrepare(Engine& engine, const ForwardDescription& d,
-                                                  RequestContext context = {}) {
-  absl::StatusOr<AttentionProblem> problem = engine.Check(d);
-  if (!problem.ok()) return problem.status();
-  std::promise<absl::StatusOr<PreparedForward>> promise;
-  engine.Prepare(
-      *std::move(problem), d.return_lse, std::move(context),
-      [&](absl::StatusOr<PreparedForward> prepared) { promise.set_value(std::move(prepared)); });
+inline absl::StatusOr<PreparedCall> TryPrepare(Engine& engine, const CallDescription& d,
+                                               RequestContext context = {}) {
+  absl::StatusOr<CheckedCall> call = engine.Check(d);
+  if (!call.ok()) return call.status();
+  std::promise<absl::StatusOr<PreparedCall>> promise;
+  engine.Prepare(*std::move(call), std::move(context), [&](absl::StatusOr<PreparedCall> prepared) {
+    promise.set_value(std::move(prepared));
+  });
   return promise.get_future().get();
 }
 
-inline absl::StatusOr<PlanReport> PlanOf(Engine& engine, const ForwardDescription& d) {
+inline absl::StatusOr<PlanReport> PlanOf(Engine& engine, const CallDescription& d) {
   std::promise<absl::StatusOr<PlanReport>> promise;
   engine.Plan(d, [&](absl::StatusOr<PlanReport> report) { promise.set_value(std::move(report)); });
   return promise.get_future().get();
 }
 
 // FLOAT32 inputs of unit variance; other dtypes get the same values' bits.
-inline void FillWithNoise(PreparedForward& prepared) {
+inline void FillWithNoise(PreparedCall& prepared) {
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
   for (int i = 0; i < kNumInputBuffers; ++i) {
-    const auto bytes = prepared.input(static_cast<Buffer>(i));
+    const auto bytes = prepared.input(static_cast<Piece>(i));
     auto* values = reinterpret_cast<float*>(bytes.data());
     for (size_t j = 0; j < bytes.size() / sizeof(float); ++j) values[j] = normal(random);
   }
 }
 
-inline absl::StatusOr<ForwardResult> RunPrepared(Engine& engine, PreparedForward prepared) {
-  std::promise<absl::StatusOr<ForwardResult>> promise;
+inline absl::StatusOr<CallResult> RunPrepared(Engine& engine, PreparedCall prepared) {
+  std::promise<absl::StatusOr<CallResult>> promise;
   engine.Submit(std::move(prepared),
-                [&](absl::StatusOr<ForwardResult> r) { promise.set_value(std::move(r)); });
+                [&](absl::StatusOr<CallResult> r) { promise.set_value(std::move(r)); });
   return promise.get_future().get();
 }
 

@@ -33,6 +33,7 @@ struct FakeDevice {
 
   std::vector<std::byte> memory;
   absl::Status failure;                // Of every Wait.
+  bool is_wrong = false;               // Answers are.
   std::function<void()> before_build;  // Called by the thread that builds a plan.
 };
 
@@ -77,11 +78,13 @@ class FakeDevicePlan final : public AttentionPlan {
     }
     EXPECT_GE(buffers.workspace.size(), 1000u);
     // The plan may be gone when the queue runs, as a compiled graph's wrapper may.
-    static_cast<FakeDeviceQueue*>(buffers.queue)->Enqueue([=, p = problem] {
-      ForwardBuffers later = buffers;
-      later.queue = nullptr;
-      EXPECT_TRUE(ReferenceForward(p, later).ok());
-    });
+    static_cast<FakeDeviceQueue*>(buffers.queue)
+        ->Enqueue([=, is_wrong = device_.is_wrong, p = problem] {
+          ForwardBuffers later = buffers;
+          later.queue = nullptr;
+          EXPECT_TRUE(ReferenceForward(p, later).ok());
+          if (is_wrong) *reinterpret_cast<float*>(later.out) += 1000;
+        });
     return absl::OkStatus();
   }
 
@@ -100,12 +103,16 @@ class FakeDeviceBackend final : public AttentionBackend {
     if (problem.dtype == DType::kFloat16) {
       return UnimplementedField(reason::kNotSupported, "spec.dtype", "is FLOAT16; FLOAT32 works");
     }
-    if (!PlanIsReady(problem) && device_.before_build) device_.before_build();
+    if (!PlanIsReady(problem, Pass::kForward) && device_.before_build) device_.before_build();
     std::lock_guard lock(mutex_);
     built_.insert(problem.max_seqlen_q);
     return std::make_unique<FakeDevicePlan>(device_);
   }
-  bool PlanIsReady(const AttentionProblem& problem) const override {
+  absl::StatusOr<std::unique_ptr<BackwardPlan>> BuildBackwardPlan(
+      const AttentionProblem&) override {
+    return UnimplementedField(reason::kNotSupported, "spec.dtype", "has no gradients here");
+  }
+  bool PlanIsReady(const AttentionProblem& problem, Pass) const override {
     std::lock_guard lock(mutex_);
     return problem.dtype == DType::kFloat16 || built_.contains(problem.max_seqlen_q);
   }

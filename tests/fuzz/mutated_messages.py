@@ -1,4 +1,4 @@
-"""Mutated Forward and Plan messages against a real server: mutated_messages.py.
+"""Mutated Forward, Backward and Plan messages against a real server: mutated_messages.py.
 
 100,000 messages (environment: ATTND_FUZZ_MESSAGES, ATTND_FUZZ_SEED) must each get an answer that a
 peer can cause; the server must live, be right afterwards, and not grow after the first 10,000.
@@ -16,17 +16,19 @@ import unittest
 import grpc
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
+import malformed_backward_cases
 import malformed_cases
 import sample_requests
 from mutations import Mutator
 from server_process import ServerProcess
 
-from attnd.v1 import attention_pb2, types_pb2
+from attnd.v1 import attention_pb2, attention_pb2_grpc, types_pb2
 
 MESSAGES = int(os.environ.get("ATTND_FUZZ_MESSAGES", "100000"))
 SEED = int(os.environ.get("ATTND_FUZZ_SEED", "20240229"))
 WARM_UP = 10_000  # Messages after which the server's memory must not grow...
 MOST_GROWTH = 0.05  # ... by more than this.
+STEPS = 9  # After the warm-up. An allocator's size wavers: three are compared with three.
 CHANNELS = 4
 IN_FLIGHT = 64
 SETTLING = 400
@@ -37,17 +39,23 @@ ANSWERS = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.NOT_FOUND,  # Of contexts.
 }
 METHODS = {
     attention_pb2.ForwardRequest: "/attnd.v1.Attention/Forward",
+    attention_pb2.BackwardRequest: "/attnd.v1.Attention/Backward",
     attention_pb2.PlanRequest: "/attnd.v1.Attention/Plan",
 }
 # Small, so that mutants with large outputs are refused as well as answered.
 POOL = "--pinned-pool=8MiB"
 
 
-def make_corpus():
-    """Every sample, some with masks, lengths, placements and values, and the plans of all."""
+def make_corpus(attention):
+    """Every sample, some with masks, lengths, placements and values; the same for gradients; and the
+    plans of all.
+
+    attention: stub of a server that answers the samples.
+    """
     forwards = []
     for i, layout in enumerate(sample_requests.LAYOUTS):
         request = sample_requests.sample(layout)
@@ -74,9 +82,20 @@ def make_corpus():
     by_hand.sequences.cu_seqlens_q.extend((0, 1))
     by_hand.sequences.cu_seqlens_kv.extend((0, 1))
     forwards.append(by_hand)
-    not_built = (case.request() for case in malformed_cases.NOT_BUILT)
-    forwards.extend(request for request in not_built if request.ByteSize() < MOST_BYTES)
-    return forwards + [sample_requests.plan_of(request) for request in forwards]
+    forwards.extend(sample_requests.featured_samples())
+    backwards = [sample_requests.answered_backward_of(request, attention) for request in forwards]
+    for request in backwards[::3]:
+        request.grads_placement.values.SetInParent()
+    forwards.extend(small_requests(malformed_cases.NOT_BUILT))
+    for cases in (malformed_backward_cases.NOT_BUILT, malformed_backward_cases.CONTEXTS):
+        backwards.extend(small_requests(cases))
+    requests = forwards + backwards
+    return requests + [sample_requests.plan_of(request) for request in requests]
+
+
+def small_requests(cases):
+    requests = (case.request() for case in cases)
+    return [request for request in requests if request.ByteSize() < MOST_BYTES]
 
 
 def resident_kib(pid):
@@ -95,7 +114,8 @@ class Fuzzer:
 
     def __init__(self, address, seed):
         self._address = address
-        corpus = make_corpus()
+        with sample_requests.open_channel(address) as channel:
+            corpus = make_corpus(attention_pb2_grpc.AttentionStub(channel))
         self._methods = [METHODS[type(message)] for message in corpus]
         self._mutator = Mutator(corpus, seed)
         self.answers = collections.Counter()
@@ -137,17 +157,19 @@ class MutatedMessagesTest(unittest.TestCase):
         with ServerProcess(arguments=[POOL]) as server:
             fuzzer = Fuzzer(server.address, SEED)
             fuzzer.send(warm_up)
-            early = self.settled_kib(server)
-            fuzzer.send(MESSAGES - warm_up)
-            late = self.settled_kib(server)
+            sizes = [self.settled_kib(server)]
+            for step in range(STEPS):
+                rest = MESSAGES - warm_up
+                fuzzer.send(rest * (step + 1) // STEPS - rest * step // STEPS)
+                sizes.append(self.settled_kib(server))
             for (method, code), number in sorted(
                 fuzzer.answers.items(), key=lambda item: (item[0][0], item[0][1].name)
             ):
                 print(f"{method} {code.name}: {number}")
-            print(f"resident after {warm_up} messages: {early} KiB, after {MESSAGES}: {late} KiB")
+            print(f"resident KiB after {warm_up} to {MESSAGES} messages: {sizes}")
             print(f"{time.monotonic() - start:.1f} s, seed {SEED}")
             self.check_answers(fuzzer)
-        self.assertLess(late, early * (1 + MOST_GROWTH))
+        self.assertLess(min(sizes[-3:]), max(sizes[:3]) * (1 + MOST_GROWTH))
 
     def settled_kib(self, server):
         """Resident KiB once the pool keeps what these requests need, and not the mutants before.
@@ -155,12 +177,11 @@ class MutatedMessagesTest(unittest.TestCase):
         The answers are checked on the way.
         """
         known = sample_requests.KnownRequest()
-        request = known.request.SerializeToString()
         with sample_requests.open_channel(server.address) as channel:
-            forward = channel.unary_unary(METHODS[attention_pb2.ForwardRequest])
+            attention = attention_pb2_grpc.AttentionStub(channel)
             for _ in range(SETTLING):
-                answer = forward(request, timeout=ANSWER_SECONDS)
-                known.check(attention_pb2.ForwardResponse.FromString(answer))
+                known.check(attention.Forward(known.request, timeout=ANSWER_SECONDS))
+                known.check_backward(attention.Backward(known.backward, timeout=ANSWER_SECONDS))
         return resident_kib(server.pid)
 
     def check_answers(self, fuzzer):
@@ -168,9 +189,11 @@ class MutatedMessagesTest(unittest.TestCase):
         self.assertEqual(fuzzer.answers.total(), MESSAGES)
         # The mutants reach every depth: nonsense, contradictions, and requests that run.
         for method in METHODS.values():
-            self.assertGreater(fuzzer.answers[method, grpc.StatusCode.OK], MESSAGES // 100)
+            total = sum(n for (name, _), n in fuzzer.answers.items() if name == method)
+            self.assertGreater(total, MESSAGES // 10)
+            self.assertGreater(fuzzer.answers[method, grpc.StatusCode.OK], total // 30)
             invalid = fuzzer.answers[method, grpc.StatusCode.INVALID_ARGUMENT]
-            self.assertGreater(invalid, MESSAGES // 10)
+            self.assertGreater(invalid, total // 3)
 
 
 if __name__ == "__main__":

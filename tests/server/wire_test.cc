@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <numeric>
 
 #include "engine/core/layout.h"
 #include "engine/core/status.h"
@@ -23,13 +24,15 @@ std::shared_ptr<const PoolBuffer> Floats(MemoryPool& pool, const std::vector<flo
   return std::make_shared<const PoolBuffer>(std::move(buffer));
 }
 
-ForwardResult TwoOutputs(MemoryPool& pool) {
-  ForwardResult result;
-  result.out_desc = {DType::kFloat32, {1, 2, 1, 2}};
-  result.lse_desc = {DType::kFloat32, {1, 1, 2}};
-  result.memory = Floats(pool, {1, 2, 3, 4, 0, 0, 5, 6});
-  result.out = result.memory->bytes().first(16);
-  result.lse = result.memory->bytes().subspan(24);
+CallResult TwoOutputs(MemoryPool& pool) {
+  CallResult result;
+  result.layout.Add(Piece::kOut, {DType::kFloat32, {1, 2, 1, 2}});
+  result.layout.Add(Piece::kLse, {DType::kFloat32, {1, 1, 2}});
+  std::vector<float> block(static_cast<size_t>(result.layout.bytes() / 4));
+  for (int i = 0; i < 4; ++i) block[static_cast<size_t>(i)] = static_cast<float>(i + 1);
+  block[256 / 4] = 5;
+  block[256 / 4 + 1] = 6;
+  result.memory = Floats(pool, block);
   result.report.backend = "cpu";
   return result;
 }
@@ -42,7 +45,7 @@ v1::ForwardResponse Decode(const grpc::ByteBuffer& bytes) {
 
 TEST(Encode, OutputsTravelAsSlicesThatTheGeneratedParserReads) {
   auto pool = MakeHostPool(1 << 20, "--pool");
-  DecodedForward decoded;
+  DecodedCall decoded;
   decoded.description.return_lse = true;
   {
     const v1::ForwardResponse response = Decode(EncodeForward(decoded, TwoOutputs(*pool)));
@@ -66,7 +69,7 @@ TEST(Encode, TheBlockStaysWhileTheReplyDoes) {
 
 TEST(Encode, SmallOutputsMayTravelAsNumbers) {
   auto pool = MakeHostPool(1 << 20, "--pool");
-  DecodedForward decoded;
+  DecodedCall decoded;
   decoded.out = Destination::kValues;
   const v1::ForwardResponse response = Decode(EncodeForward(decoded, TwoOutputs(*pool)));
   EXPECT_EQ(std::vector<float>(response.out().values().begin(), response.out().values().end()),
@@ -78,12 +81,40 @@ TEST(Encode, SmallOutputsMayTravelAsNumbers) {
 TEST(Encode, LengthsOfEverySizeAreRight) {
   auto pool = MakeHostPool(64 << 20, "--pool");
   for (int64_t elements : {0, 1, 31, 32, 4095, 4096, 530'000, 4'200'000}) {
-    ForwardResult result;
-    result.out_desc = {DType::kFloat32, {elements}};
-    result.memory = Floats(*pool, std::vector<float>(static_cast<size_t>(elements), 0.5f));
-    result.out = result.memory->bytes();
+    CallResult result;
+    result.layout.Add(Piece::kOut, {DType::kFloat32, {elements}});
+    const auto block = static_cast<size_t>(result.layout.bytes() / 4);
+    result.memory = Floats(*pool, std::vector<float>(block, 0.5f));
     const v1::ForwardResponse response = Decode(EncodeForward({}, std::exchange(result, {})));
     EXPECT_EQ(response.out().data().size(), static_cast<size_t>(elements * 4));
+  }
+}
+
+TEST(Encode, GradientsLieInTheReplyAsTheInputsDidInTheRequest) {
+  auto pool = MakeHostPool(64 << 20, "--pool");
+  for (int64_t elements : {3, 1000, 2'200'000}) {
+    CallResult result;
+    result.layout.Add(Piece::kQ, {DType::kFloat32, {elements}});
+    result.layout.Add(Piece::kKv, {DType::kFloat32, {2, elements}});
+    result.layout.Add(Piece::kBias, {DType::kFloat32, {1, 1, 1, 4}});
+    std::vector<float> block(static_cast<size_t>(result.layout.bytes() / 4));
+    std::iota(block.begin(), block.end(), 0.0f);
+    result.memory = Floats(*pool, block);
+    const grpc::ByteBuffer reply = EncodeBackward({}, result);
+    v1::BackwardResponse response;
+    ASSERT_TRUE(Parse(reply, response).ok());
+    auto bytes = [&](Piece piece) {
+      const auto span = result.bytes(piece);
+      return std::string(reinterpret_cast<const char*>(span.data()), span.size());
+    };
+    EXPECT_FALSE(response.grads().has_qkv());
+    EXPECT_FALSE(response.grads().has_k());
+    EXPECT_FALSE(response.has_d_softmax_offset());
+    EXPECT_EQ(response.grads().q().data(), bytes(Piece::kQ));
+    EXPECT_EQ(response.grads().kv().data(), bytes(Piece::kKv));
+    EXPECT_EQ(response.grads().kv().shape(0), 2);
+    EXPECT_EQ(response.d_bias().data(), bytes(Piece::kBias));
+    EXPECT_EQ(response.d_bias().shape_size(), 4);
   }
 }
 

@@ -239,11 +239,9 @@ refused "a buffer that the layout does not name" InvalidArgument inputs.kv '{
     "kv": {"dtype": "DATA_TYPE_FLOAT32", "shape": [1, 2, 1, 1], "values": [1, 2]}
   }
 }'
-refused "what the CPU does not do" Unimplemented spec.dropout '{
-  "spec": {
-    "layout": "QKV_LAYOUT_T3HD", "dtype": "DATA_TYPE_FLOAT32",
-    "dropout": {"probability": 0.5, "seed": 1}
-  },
+refused "what is not built" Unimplemented out_placement.resident '{
+  "spec": {"layout": "QKV_LAYOUT_T3HD", "dtype": "DATA_TYPE_FLOAT32"},
+  "out_placement": {"resident": {"seconds": 5}},
   "sequences": {"cu_seqlens_q": [0, 1], "cu_seqlens_kv": [0, 1]},
   "inputs": {"qkv": {"dtype": "DATA_TYPE_FLOAT32", "shape": [1, 3, 1, 1], "values": [1, 2, 3]}}
 }'

@@ -18,6 +18,14 @@ from server_process import ServerProcess  # noqa: E402
 _SECONDS = 60
 _SIZES = ["--batch=2", "--seqlen-q=33", "--heads=4", "--head-dim=16"]
 _RANDOM = ["forward", "--layout=BS3HD", "--random", *_SIZES]
+_FEATURES = (
+    ["--bias-kind=pre-scale"],
+    ["--bias-kind=post-scale", "--bias-shape=111s", "--softcap=5"],
+    ["--bias-kind=pre-scale", "--bias-shape=bhss", "--softmax=off-by-one"],
+    ["--bias-kind=alibi", "--window-alignment=bottom-right"],
+    ["--softmax=learnable", "--causal=bottom-right"],
+    ["--dropout=0.3", "--dropout-seed=-5", "--dropout-offset=7"],
+)
 
 
 def attnctl(address, *arguments, timeout=_SECONDS):
@@ -131,6 +139,110 @@ class AttnctlTest(unittest.TestCase):
                 text = self.run_ok("forward", "--random", "--check", *arguments)
                 self.assertIn("check PASS", text)
 
+    def test_features_are_checked_in_both_passes(self):
+        sizes = ["--layout=BSHD_BS2HD", "--batch=2", "--seqlen-q=9", "--seqlen-kv=13", "--heads=4",
+                 "--kv-heads=2", "--head-dim=16"]
+        for features in _FEATURES:
+            for command in ("forward", "backward"):
+                with self.subTest(command=command, features=features):
+                    text = self.run_ok(command, *sizes, *features, "--random", "--check")
+                    self.assertIn("check PASS", text)
+            plan = self.run_ok("plan", *sizes, *features, "--backward")
+            self.assertIn("supported by cpu", plan)
+
+    def test_backward_random_is_checked_in_every_type(self):
+        for dtype in ("float32", "float16", "bfloat16"):
+            text = self.run_ok("backward", *_RANDOM[1:], f"--dtype={dtype}", "--causal=top-left",
+                               "--check")
+            self.assertIn("sent BS3HD", text)
+            self.assertIn("d_out", text)
+            self.assertIn("check PASS: RMS error of d_qkv", text)
+        document = json.loads(self.run_ok("backward", *_RANDOM[1:], "--check", "--json"))
+        self.assertTrue(document["check"]["passed"])
+        self.assertLess(document["check"]["rms_errors"]["d_qkv"], document["check"]["bound"])
+        shape = [int(n) for n in document["reply"]["grads"]["qkv"]["shape"]]
+        self.assertEqual(shape, [2, 33, 3, 4, 16])
+        self.assertEqual(document["received_bytes"], 2 * 33 * 3 * 4 * 16 * 4)
+
+    def test_backward_runs_every_kind_of_layout(self):
+        heads = ["--heads=4", "--kv-heads=2", "--head-dim=16", "--head-dim-v=16"]
+        thd = ["--cu-seqlens-q=0,3,3,9", "--cu-seqlens-kv=0,5,6,10"]
+        dense = ["--batch=3", "--seqlen-q=7", "--seqlen-kv=9", *heads]
+        for arguments in (
+            ["--layout=SBHD_SBH2D", *dense, "--window=2,1", "--window-alignment=bottom-right"],
+            ["--layout=BSHD_SBHD_SBHD", *dense, *thd],
+            ["--layout=THD_T2HD", *heads, *thd, "--cu-seqlens-q-padded=1,5,6,14"],
+            ["--layout=STRIDED", *dense, "--shape=qkv:27,8,16", "--view=q:qkv:0:1152,128,16,1",
+             "--view=k:qkv:256:1152,128,16,1", "--view=v:qkv:384:1152,128,16,1"],
+        ):
+            with self.subTest(layout=arguments[0]):
+                text = self.run_ok("backward", "--random", "--check", *arguments)
+                self.assertIn("check PASS", text)
+        error = self.run_error(1, "backward", "--layout=PAGED_KV_THD_SBHD_SBHD", *heads, *thd,
+                               "--page-size=2", "--random")
+        self.assertIn("(field spec.layout, reason ", error)
+
+    def test_backward_of_files_matches_numpy(self):
+        random = np.random.default_rng(4)
+        q, k, v, d_out = (random.standard_normal((2, 5, 3, 8), np.float32) for _ in range(4))
+        files = ["--layout=BSHD_BSHD_BSHD", "--q", self.path("gq.npy", q),
+                 "--k", self.path("gk.npy", k), "--v", self.path("gv.npy", v)]
+        logits = np.einsum("bihd,bjhd->bhij", q, k, dtype=np.float64) / math.sqrt(8)
+        weights = np.exp(logits)
+        weights /= weights.sum(-1, keepdims=True)
+        d_weights = np.einsum("bihd,bjhd->bhij", d_out, v, dtype=np.float64)
+        d_logits = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True))
+        expected = {
+            "q": np.einsum("bhij,bjhd->bihd", d_logits, k) / math.sqrt(8),
+            "k": np.einsum("bhij,bihd->bjhd", d_logits, q) / math.sqrt(8),
+            "v": np.einsum("bhij,bihd->bjhd", weights, d_out),
+        }
+        self.run_ok("forward", *files, "--out", self.path("go.npy"), "--lse-out",
+                    self.path("gl.npy"))
+        saved = ["--out", self.path("go.npy"), "--lse", self.path("gl.npy")]
+        for results in ([], saved):
+            self.run_ok("backward", *files, *results, "--d-out", self.path("gd.npy", d_out),
+                        "--grads-out", self.path("grad"), "--check")
+            for name, gradient in expected.items():
+                file = self.folder / f"grad.{name}.npy"
+                np.testing.assert_allclose(np.load(file), gradient, rtol=1e-4, atol=1e-5)
+                file.unlink()
+        self.run_error(2, "backward", *files)
+        self.run_error(2, "backward", *files, "--random")
+        self.run_error(2, "backward", *files, *saved[:2], "--d-out", self.path("gd.npy"))
+        error = self.run_error(1, "backward", *files, *saved, "--d-out", self.path("gl.npy"))
+        self.assertIn("field d_out", error)
+
+    def test_backward_of_a_retained_forward(self):
+        arguments = ["backward", *_RANDOM[1:], "--causal=top-left", "--check"]
+        text = self.run_ok(*arguments, "--retain=60")
+        self.assertRegex(text, r"sent for context \S+\n")
+        self.assertNotIn("lse", text)
+        self.assertIn("check PASS: RMS error of d_qkv", text)
+        document = json.loads(self.run_ok(*arguments, "--retain=60", "--json"))
+        self.assertEqual(document["sent_bytes"], 2 * 33 * 4 * 16 * 4)
+
+    def test_bias_and_sinks_come_from_files(self):
+        x = np.random.default_rng(5).standard_normal((1, 4, 2, 8), np.float32)
+        bias = np.random.default_rng(6).standard_normal((1, 1, 4, 4), np.float32)
+        sink = np.array([0.5, -1], np.float32)
+        self.run_ok(
+            "backward", "--layout=BSHD_BSHD_BSHD", "--q", self.path("x.npy", x),
+            "--k", self.path("x.npy"), "--v", self.path("x.npy"), "--d-out", self.path("x.npy"),
+            "--bias-kind=post-scale", "--bias", self.path("bias.npy", bias), "--softmax=learnable",
+            "--softmax-offset", self.path("sink.npy", sink), "--grads-out", self.path("featured"),
+            "--check",
+        )
+        d_bias = np.load(self.path("featured.bias.npy"))
+        d_sink = np.load(self.path("featured.softmax_offset.npy"))
+        self.assertEqual((d_bias.shape, d_sink.shape), ((1, 1, 4, 4), (2,)))
+        # A constant added to all logits, the sink's too, changes nothing.
+        self.assertAlmostEqual(float(d_bias.sum() + d_sink.sum()), 0, places=5)
+        self.assertIn("bias", self.run_error(
+            2, "forward", "--layout=BS3HD", "--qkv", self.path("x3.npy", np.stack([x] * 3, 2)),
+            "--bias-kind=pre-scale",
+        ))
+
     def test_it_ends_when_it_has_its_answer(self):
         # gRPC's own shutdown took 10 s after some of the calls that send much.
         sizes = ["--batch=2", "--seqlen-q=200", "--heads=4", "--head-dim=64"]
@@ -217,7 +329,7 @@ class AttnctlTest(unittest.TestCase):
         self.run_error(2, "forward", "--layout=BS3HD")
         self.run_error(2, "forward", "--layout=BS3HD", "--qkv=/nowhere.npy")
         self.run_error(2, *_RANDOM, "--kv-heads=2")
-        for name in ("backward", "stats", "warm", "put", "get"):
+        for name in ("stats", "warm", "put", "get"):
             self.assertIn("not built yet", self.run_error(2, name))
 
     def test_unwritable_output_is_one(self):

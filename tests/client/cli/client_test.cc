@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 #include <thread>
+#include <vector>
 
 #include "attnd/v1/attention.grpc.pb.h"
 #include "client/cpp/counted_connection.h"
@@ -32,6 +33,17 @@ class EchoService : public v1::Attention::Service {
     *response->mutable_lse() = request->inputs().k();
     return grpc::Status::OK;
   }
+  // Inputs come back as gradients, and of the rest each as something else.
+  grpc::Status Backward(grpc::ServerContext*, const v1::BackwardRequest* request,
+                        v1::BackwardResponse* response) override {
+    *response->mutable_grads() = request->inputs();
+    *response->mutable_grads()->mutable_kv() = request->out();
+    *response->mutable_grads()->mutable_qkv() = request->lse();
+    *response->mutable_grads()->mutable_v() = request->d_out();
+    *response->mutable_d_bias() = request->bias();
+    *response->mutable_d_softmax_offset() = request->softmax_offset();
+    return grpc::Status::OK;
+  }
 };
 
 class ClientTest : public ::testing::Test {
@@ -49,13 +61,16 @@ class ClientTest : public ::testing::Test {
   }
   ~ClientTest() override { server_->Shutdown(std::chrono::system_clock::now()); }
 
-  // Adds an input of `size` bytes that count up from `first`.
-  void AddInput(int field, v1::Tensor* description, int64_t size, int first) {
+  // Adds the tensor at `path`: `size` bytes that count up from `first`.
+  void AddTensor(std::vector<int> path, v1::Tensor* description, int64_t size, int first) {
     description->set_dtype(v1::DATA_TYPE_FLOAT16);
     description->add_shape(size / 2);
     auto bytes = std::make_shared<std::byte[]>(static_cast<size_t>(size));
     for (int64_t i = 0; i < size; ++i) bytes[static_cast<size_t>(i)] = std::byte(first + i);
-    tensors_.push_back({field, bytes, size});
+    tensors_.push_back({std::move(path), bytes, size});
+  }
+  void AddInput(int field, v1::Tensor* description, int64_t size, int first) {
+    AddTensor({v1::ForwardRequest::kInputsFieldNumber, field}, description, size, first);
   }
 
   EchoService service_;
@@ -85,6 +100,34 @@ TEST_F(ClientTest, PayloadsArriveInTheirTensors) {
                           static_cast<size_t>(size)),
               0);
     EXPECT_EQ(std::memcmp(response_.lse().data().data(), tensors_[1].data.get(), 40), 0);
+  }
+}
+
+TEST_F(ClientTest, PayloadsOfGradientCallsArriveInTheirTensors) {
+  using Request = v1::BackwardRequest;
+  Request request;
+  request.mutable_spec()->set_batch(1);
+  AddTensor({Request::kInputsFieldNumber, v1::QkvBuffers::kKFieldNumber},
+            request.mutable_inputs()->mutable_k(), 300, 1);
+  AddTensor({Request::kOutFieldNumber}, request.mutable_out(), 20, 2);
+  AddTensor({Request::kLseFieldNumber}, request.mutable_lse(), 22, 3);
+  AddTensor({Request::kDOutFieldNumber}, request.mutable_d_out(), 24, 4);
+  AddTensor({Request::kBiasFieldNumber}, request.mutable_bias(), 1 << 20, 5);
+  AddTensor({Request::kSoftmaxOffsetFieldNumber}, request.mutable_softmax_offset(), 2, 6);
+  v1::BackwardResponse response;
+  const grpc::Status status = client_->Backward(request, tensors_, {}, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  const v1::QkvBuffers& grads = response.grads();
+  const v1::Tensor* arrived[] = {&grads.k(), &grads.kv(),        &grads.qkv(),
+                                 &grads.v(), &response.d_bias(), &response.d_softmax_offset()};
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    ASSERT_EQ(static_cast<int64_t>(arrived[i]->data().size()), tensors_[i].size) << i;
+    ASSERT_EQ(arrived[i]->shape_size(), 1) << i;
+    EXPECT_EQ(arrived[i]->shape(0) * 2, tensors_[i].size) << i;
+    EXPECT_EQ(
+        std::memcmp(arrived[i]->data().data(), tensors_[i].data.get(), arrived[i]->data().size()),
+        0)
+        << i;
   }
 }
 
@@ -144,11 +187,15 @@ TEST_F(ClientTest, TheChannelHoldsNoPayloadAfterAnAnswer) {
 }
 
 TEST_F(ClientTest, RefusesMessagesThatCannotTravel) {
-  tensors_.push_back({v1::QkvBuffers::kQFieldNumber, std::make_shared<std::byte[]>(1),
+  tensors_.push_back({{v1::ForwardRequest::kInputsFieldNumber, v1::QkvBuffers::kQFieldNumber},
+                      std::make_shared<std::byte[]>(1),
                       std::numeric_limits<int32_t>::max()});
-  const grpc::Status status = client_->Forward(request_, tensors_, {}, &response_);
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_THAT(status.error_message(), HasSubstr("2147483647"));
+  v1::BackwardResponse gradients;
+  for (const grpc::Status& status : {client_->Forward(request_, tensors_, {}, &response_),
+                                     client_->Backward({}, tensors_, {}, &gradients)}) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(status.error_message(), HasSubstr("2147483647"));
+  }
 }
 
 TEST_F(ClientTest, DeadlinesAndErrorsComeBack) {

@@ -31,7 +31,7 @@ class LocalCheck : public ::testing::Test {
       StoreFloat(tensor.dtype, tensor.data.get(), static_cast<int64_t>(i), values[i]);
     }
     v1::Tensor message = Describe(tensor);
-    call_.inputs.emplace(field, std::move(tensor));
+    call_.tensors.emplace(field, std::move(tensor));
     return message;
   }
 
@@ -49,7 +49,7 @@ class LocalCheck : public ::testing::Test {
     return tensor;
   }
 
-  absl::StatusOr<CheckResult> Check() { return CheckForward(call_.request, call_.inputs, reply_); }
+  absl::StatusOr<CheckResult> Check() { return CheckForward(call_.request, call_.tensors, reply_); }
 
   ForwardCall call_;
   v1::ForwardResponse reply_;
@@ -121,17 +121,90 @@ TEST_F(LocalCheck, BoundsFollowTheType) {
     const auto call = MakeForwardCall(options);
     ASSERT_TRUE(call.ok()) << call.status();
     // One key: O is V, the last of the three.
-    const HostTensor& qkv = call->inputs.at(1);
+    const HostTensor& qkv = call->tensors.at(1);
     v1::ForwardResponse reply;
     reply.mutable_out()->set_dtype(dtype);
     for (int64_t dim : {1, 1, 1, 2}) reply.mutable_out()->add_shape(dim);
     reply.mutable_out()->set_data(qkv.data.get() + 8, 4);
-    const auto result = CheckForward(call->request, call->inputs, reply);
+    const auto result = CheckForward(call->request, call->tensors, reply);
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_TRUE(result->passed);
     EXPECT_EQ(result->out_error, 0);
     EXPECT_EQ(result->out_bound, bound);
   }
+}
+
+// The same two keys, with a bias that changes nothing, and dO = (1, 1).
+class LocalGradientCheck : public LocalCheck {
+ protected:
+  LocalGradientCheck() {
+    v1::AttentionSpec& spec = *call_.request.mutable_spec();
+    spec.set_scale(1);
+    spec.set_bias_kind(v1::BIAS_KIND_POST_SCALE);
+    *call_.request.mutable_bias() = Add(kBiasSlot, {1, 1, 1, 2}, {3, 3});
+    CallTensors results;
+    results.emplace(kOutSlot, call_.tensors.at(2));
+    results.emplace(kLseSlot, call_.tensors.at(2));
+    HostTensor d_out = *MakeTensor(v1::DATA_TYPE_FLOAT32, {1, 1, 1, 2});
+    for (int i : {0, 1}) StoreFloat(d_out.dtype, d_out.data.get(), i, 1);
+    results.emplace(kOutGradientSlot, d_out);
+    backward_ = MakeBackwardCall(call_, results);
+    // dP = (11, 23), P = (1/2, 1/2), D = 17, dx = (-3, 3); dQ = dx K, dK = dx Q, dV = P dO.
+    v1::QkvBuffers* grads = gradients_.mutable_grads();
+    *grads->mutable_q() = Reply({1, 1, 1, 2}, {6, 6});
+    *grads->mutable_k() = Reply({1, 2, 1, 2}, {0, 0, 0, 0});
+    *grads->mutable_v() = Reply({1, 2, 1, 2}, {0.5, 0.5, 0.5, 0.5});
+    *gradients_.mutable_d_bias() = Reply({1, 1, 1, 2}, {-3, 3});
+  }
+
+  absl::StatusOr<GradientCheck> CheckGradients() {
+    return CheckBackward(backward_.request, backward_.tensors, gradients_);
+  }
+
+  BackwardCall backward_;
+  v1::BackwardResponse gradients_;
+};
+
+TEST_F(LocalGradientCheck, PassesTheRightAnswer) {
+  const auto result = CheckGradients();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(result->passed);
+  EXPECT_EQ(result->bound, 3e-5);
+  ASSERT_EQ(result->gradients.size(), 4u);
+  EXPECT_EQ(result->gradients[3].slot, kBiasSlot);
+  for (const GradientError& gradient : result->gradients) EXPECT_LT(gradient.error, 1e-7);
+}
+
+TEST_F(LocalGradientCheck, FailsEachWrongGradient) {
+  for (v1::Tensor* tensor :
+       {gradients_.mutable_grads()->mutable_q(), gradients_.mutable_grads()->mutable_k(),
+        gradients_.mutable_grads()->mutable_v(), gradients_.mutable_d_bias()}) {
+    for (float wrong : {0.25f, std::numeric_limits<float>::quiet_NaN()}) {
+      const std::string data = tensor->data();
+      std::string changed = data;
+      changed.replace(4, 4, reinterpret_cast<const char*>(&wrong), 4);
+      tensor->set_data(changed);
+      const auto result = CheckGradients();
+      ASSERT_TRUE(result.ok()) << result.status();
+      EXPECT_FALSE(result->passed);
+      tensor->set_data(data);
+    }
+  }
+}
+
+TEST_F(LocalGradientCheck, SmallGradientsAreHeldToAnAbsoluteBound) {
+  // dK is 0: an error counts relative to 0.1.
+  *gradients_.mutable_grads()->mutable_k() = Reply({1, 2, 1, 2}, {1e-3f, 1e-3f, -1e-3f, 1e-3f});
+  const auto result = CheckGradients();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_NEAR(result->gradients[1].error, 1e-2, 1e-6);
+}
+
+TEST_F(LocalGradientCheck, RefusesRepliesThatLackAGradientOrItsShape) {
+  gradients_.clear_d_bias();
+  EXPECT_EQ(CheckGradients().status().code(), absl::StatusCode::kInternal);
+  *gradients_.mutable_d_bias() = Reply({1, 1, 2}, {-3, 3});
+  EXPECT_EQ(CheckGradients().status().code(), absl::StatusCode::kInternal);
 }
 
 }  // namespace

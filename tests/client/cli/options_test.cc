@@ -66,23 +66,84 @@ TEST(Options, CheckAndLseFileAskForTheLse) {
   EXPECT_TRUE(file.request.lse);
 }
 
+TEST(Options, BackwardAsksForTheLse) {
+  Options options;
+  EXPECT_EQ(Parse({"backward", "--layout", "BS3HD", "--out", "o.npy", "--lse", "l.npy", "--d-out",
+                   "d.npy", "--grads-out", "g", "--check"},
+                  &options),
+            std::nullopt);
+  EXPECT_EQ(options.command, Command::kBackward);
+  EXPECT_EQ(options.request.saved_out_file, "o.npy");
+  EXPECT_EQ(options.request.saved_lse_file, "l.npy");
+  EXPECT_EQ(options.request.d_out_file, "d.npy");
+  EXPECT_EQ(options.grads_prefix, "g");
+  EXPECT_TRUE(options.check);
+  EXPECT_TRUE(options.request.lse);
+}
+
+TEST(Options, BackwardMayRetain) {
+  Options options;
+  EXPECT_EQ(Parse({"backward", "--layout", "BS3HD", "--retain", "1.5"}, &options), std::nullopt);
+  EXPECT_EQ(options.retain_seconds, 1.5);
+}
+
+TEST(Options, FillTheFeatures) {
+  Options options;
+  EXPECT_EQ(Parse({"plan",
+                   "--layout",
+                   "BS3HD",
+                   "--backward",
+                   "--bias-kind",
+                   "alibi",
+                   "--bias",
+                   "b.npy",
+                   "--bias-shape",
+                   "1hss",
+                   "--softmax",
+                   "learnable",
+                   "--softmax-offset",
+                   "s.npy",
+                   "--dropout",
+                   "0.5",
+                   "--dropout-seed",
+                   "-7",
+                   "--dropout-offset",
+                   "9"},
+                  &options),
+            std::nullopt);
+  const RequestOptions& request = options.request;
+  EXPECT_TRUE(request.backward);
+  EXPECT_EQ(request.bias_kind, "alibi");
+  EXPECT_EQ(request.bias_file, "b.npy");
+  EXPECT_EQ(request.bias_shape, "1hss");
+  EXPECT_EQ(request.softmax, "learnable");
+  EXPECT_EQ(request.softmax_offset_file, "s.npy");
+  EXPECT_EQ(request.dropout, 0.5);
+  EXPECT_EQ(request.dropout_seed, -7);
+  EXPECT_EQ(request.dropout_offset, 9);
+}
+
 TEST(Options, UsageErrorsEndWithTwo) {
   Options options;
-  for (const std::vector<const char*>& arguments :
-       std::vector<std::vector<const char*>>{{},
-                                             {"nonsense"},
-                                             {"health", "--nonsense"},
-                                             {"health", "--wait", "-1"},
-                                             {"health", "--timeout", "0"},
-                                             {"plan"},
-                                             {"plan", "--layout", "BS3HD", "--batch", "two"},
-                                             {"plan", "--layout", "BS3HD", "--random"}}) {
+  for (const std::vector<const char*>& arguments : std::vector<std::vector<const char*>>{
+           {},
+           {"nonsense"},
+           {"health", "--nonsense"},
+           {"health", "--wait", "-1"},
+           {"health", "--timeout", "0"},
+           {"plan"},
+           {"plan", "--layout", "BS3HD", "--batch", "two"},
+           {"plan", "--layout", "BS3HD", "--random"},
+           {"forward", "--layout", "BS3HD", "--d-out", "x"},
+           {"backward", "--layout", "BS3HD", "--lse-out", "x"},
+           {"backward", "--layout", "BS3HD", "--retain", "0"},
+           {"backward", "--layout", "BS3HD", "--retain", "9", "--out", "x"}}) {
     EXPECT_EQ(Parse(arguments, &options), kExitUsage);
   }
 }
 
 TEST(Options, SubcommandsThatAreNotBuiltSaySo) {
-  for (const char* name : {"backward", "stats", "warm", "put", "get"}) {
+  for (const char* name : {"stats", "warm", "put", "get"}) {
     Options options;
     ::testing::internal::CaptureStderr();
     EXPECT_EQ(Parse({name, "--layout", "BS3HD", "x"}, &options), kExitUsage);

@@ -113,14 +113,14 @@ TEST(Report, CapabilitiesNameEverything) {
 TEST(Report, ForwardShowsTheFirstNumbersAndTheCheck) {
   ForwardCall call;
   call.request.mutable_spec()->set_layout(v1::QKV_LAYOUT_BS3HD);
-  call.inputs.emplace(1, *MakeTensor(v1::DATA_TYPE_FLOAT32, {1, 2, 3, 4, 5}));
+  call.tensors.emplace(1, *MakeTensor(v1::DATA_TYPE_FLOAT32, {1, 2, 3, 4, 5}));
   v1::ForwardResponse reply;
   *reply.mutable_out() = Tensor({1, 2, 3, 4, 5, 6.5, 7});
   *reply.mutable_lse() = Tensor({-std::numeric_limits<float>::infinity()});
   reply.mutable_info()->set_backend("cpu");
-  ForwardReport report{.sent_bytes = 480, .received_bytes = 32, .seconds = 0.5};
-  report.check = CheckResult{.out_error = 1e-3, .out_bound = 1e-6, .passed = false};
-  const std::string text = ForwardText(call, reply, report);
+  const Traffic traffic{.sent_bytes = 480, .received_bytes = 32, .seconds = 0.5};
+  const CheckResult check{.out_error = 1e-3, .out_bound = 1e-6, .passed = false};
+  const std::string text = ForwardText(call, reply, traffic, check);
   EXPECT_THAT(text, HasSubstr("sent BS3HD\n"));
   EXPECT_THAT(text, HasSubstr("qkv     [1, 2, 3, 4, 5]  FLOAT32  480 B\n"));
   EXPECT_THAT(text, HasSubstr("out begins  1 2 3 4 5 6.5 ...\n"));
@@ -134,13 +134,13 @@ TEST(Report, ForwardJsonHasNoElements) {
   *reply.mutable_out() = Tensor({1, 2});
   *reply.mutable_lse() = Tensor({3});
   reply.mutable_info()->set_engine("tiled");
-  ForwardReport report{.sent_bytes = 480, .received_bytes = 12, .seconds = 0.5};
-  report.check = CheckResult{.out_error = 1e-7,
-                             .out_bound = 1e-6,
-                             .lse_error = std::numeric_limits<double>::infinity(),
-                             .lse_bound = 1e-6,
-                             .passed = false};
-  const std::string json = ForwardJson(reply, report);
+  const Traffic traffic{.sent_bytes = 480, .received_bytes = 12, .seconds = 0.5};
+  const CheckResult check_result{.out_error = 1e-7,
+                                 .out_bound = 1e-6,
+                                 .lse_error = std::numeric_limits<double>::infinity(),
+                                 .lse_bound = 1e-6,
+                                 .passed = false};
+  const std::string json = ForwardJson(reply, traffic, check_result);
   EXPECT_THAT(json, Not(HasSubstr("\"data\"")));
   const auto fields = ParseJson(json).fields();
   EXPECT_EQ(fields.at("sent_bytes").number_value(), 480);
@@ -153,6 +153,60 @@ TEST(Report, ForwardJsonHasNoElements) {
   EXPECT_FALSE(check.at("passed").bool_value());
   EXPECT_EQ(check.at("out_bound").number_value(), 1e-6);
   EXPECT_EQ(check.at("lse_max_abs_error").string_value(), "Infinity");
+}
+
+// Gradients of K and of a bias.
+v1::BackwardResponse GradientReply() {
+  v1::BackwardResponse reply;
+  *reply.mutable_grads()->mutable_k() = Tensor({1, 2, 3});
+  *reply.mutable_d_bias() = Tensor({0.5f});
+  reply.mutable_info()->set_backend("cpu");
+  return reply;
+}
+
+const GradientCheck kGradientCheck{
+    .gradients = {{4, 2e-6}, {kBiasSlot, 1e-4}}, .bound = 3e-5, .passed = false};
+
+TEST(Report, BackwardShowsTheGradientsAndTheCheck) {
+  BackwardCall call;
+  call.request.mutable_spec()->set_layout(v1::QKV_LAYOUT_THD_THD_THD);
+  call.tensors.emplace(kOutGradientSlot, *MakeTensor(v1::DATA_TYPE_FLOAT16, {2, 3}));
+  const Traffic traffic{.sent_bytes = 12, .received_bytes = 16, .seconds = 0.5};
+  const std::string text = BackwardText(call, GradientReply(), traffic, kGradientCheck);
+  EXPECT_THAT(text, HasSubstr("sent THD_THD_THD\n"));
+  EXPECT_THAT(text, HasSubstr("d_out   [2, 3]  FLOAT16  12 B\n"));
+  EXPECT_THAT(text, HasSubstr("d_k begins  1 2 3\n"));
+  EXPECT_THAT(text, HasSubstr("d_bias begins  0.5\n"));
+  EXPECT_THAT(text, HasSubstr("ran on cpu"));
+  EXPECT_THAT(text, HasSubstr("check FAIL: RMS error of d_k 2.00e-06, d_bias 1.00e-04 (bound "
+                              "3.00e-05)\n"));
+  EXPECT_THAT(BackwardText(call, GradientReply(), traffic, std::nullopt), Not(HasSubstr("check")));
+}
+
+TEST(Report, BackwardOfAContextNamesIt) {
+  v1::Handle context;
+  context.set_id("abc-1");
+  const BackwardCall call = MakeRetainedCall(context, *MakeTensor(v1::DATA_TYPE_FLOAT16, {2, 3}));
+  const std::string text = BackwardText(call, GradientReply(), {}, std::nullopt);
+  EXPECT_THAT(text, HasSubstr("sent for context abc-1\n"));
+  EXPECT_THAT(text, HasSubstr("d_out   [2, 3]  FLOAT16  12 B\n"));
+}
+
+TEST(Report, BackwardJsonHasNoElements) {
+  const Traffic traffic{.sent_bytes = 12, .received_bytes = 16, .seconds = 0.5};
+  const std::string json = BackwardJson(GradientReply(), traffic, kGradientCheck);
+  EXPECT_THAT(json, Not(HasSubstr("\"data\"")));
+  const auto fields = ParseJson(json).fields();
+  EXPECT_EQ(fields.at("received_bytes").number_value(), 16);
+  const auto& grads = fields.at("reply").struct_value().fields().at("grads").struct_value();
+  EXPECT_EQ(grads.fields().at("k").struct_value().fields().at("shape").list_value().values_size(),
+            1);
+  const auto& check = fields.at("check").struct_value().fields();
+  EXPECT_FALSE(check.at("passed").bool_value());
+  const auto& errors = check.at("rms_errors").struct_value().fields();
+  EXPECT_EQ(errors.at("d_k").number_value(), 2e-6);
+  EXPECT_EQ(errors.at("d_bias").number_value(), 1e-4);
+  EXPECT_EQ(check.at("bound").number_value(), 3e-5);
 }
 
 }  // namespace

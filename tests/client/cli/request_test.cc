@@ -8,6 +8,8 @@
 #include <set>
 
 #include "client/cli/local_check.h"
+#include "client/cli/npy.h"
+#include "client/cli/random_tensors.h"
 
 namespace attnd::cli {
 namespace {
@@ -32,7 +34,7 @@ RequestOptions Dense(const std::string& layout) {
 
 std::map<int, std::vector<int64_t>> ShapesOf(const ForwardCall& call) {
   std::map<int, std::vector<int64_t>> shapes;
-  for (const auto& [field, tensor] : call.inputs) shapes[field] = tensor.shape;
+  for (const auto& [field, tensor] : call.tensors) shapes[field] = tensor.shape;
   return shapes;
 }
 
@@ -67,7 +69,7 @@ TEST(Request, RandomTensorsHaveUnitVarianceInEveryType) {
     options.dtype = dtype;
     const auto call = MakeForwardCall(options);
     ASSERT_TRUE(call.ok()) << call.status();
-    const HostTensor& qkv = call->inputs.at(1);
+    const HostTensor& qkv = call->tensors.at(1);
     const int64_t count = *NumElements(qkv.shape);
     double sum = 0, squares = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -87,7 +89,7 @@ TEST(Request, TheSeedDecidesTheElements) {
   options.seed = 1;
   const auto other = MakeForwardCall(options);
   const auto bytes = [](const auto& call) {
-    const HostTensor& tensor = call->inputs.at(1);
+    const HostTensor& tensor = call->tensors.at(1);
     return std::string(reinterpret_cast<const char*>(tensor.data.get()),
                        static_cast<size_t>(tensor.byte_size));
   };
@@ -124,7 +126,7 @@ TEST(Request, CarriesWhatTheOptionsSay) {
   EXPECT_EQ(request.spec().logit_softcap(), 30);
   EXPECT_TRUE(request.return_lse());
   EXPECT_THAT(request.sequences().cu_seqlens_q_padded(), ElementsAre(0, 4, 9));
-  EXPECT_THAT(call->inputs.at(2).shape, ElementsAre(9, 4, 8));
+  EXPECT_THAT(call->tensors.at(2).shape, ElementsAre(9, 4, 8));
   EXPECT_THAT(request.inputs().q().shape(), ElementsAre(9, 4, 8));
   EXPECT_FALSE(request.inputs().q().has_data());
 }
@@ -136,7 +138,7 @@ TEST(Request, ShapesMayBeLargerThanTheSizesNeed) {
   options.shapes = {"qkv:11,3,4,8"};
   const auto call = MakeForwardCall(options);
   ASSERT_TRUE(call.ok()) << call.status();
-  EXPECT_THAT(call->inputs.at(1).shape, ElementsAre(11, 3, 4, 8));
+  EXPECT_THAT(call->tensors.at(1).shape, ElementsAre(11, 3, 4, 8));
 }
 
 TEST(Request, ViewsPlaceTensorsInPlainBuffers) {
@@ -181,6 +183,123 @@ TEST(Request, PlanHasNoShapesWhereNoneAreSaid) {
   EXPECT_EQ(plan->spec().dtype(), v1::DATA_TYPE_FLOAT32);
 }
 
+TEST(Request, FeaturesGetTensorsOfTheSpecsSizes) {
+  using Shape = std::vector<int64_t>;
+  const std::pair<const char*, Shape> shapes[] = {{"", {1, 4, 5, 7}},     {"11ss", {1, 1, 5, 7}},
+                                                  {"1hss", {1, 4, 5, 7}}, {"b1ss", {2, 1, 5, 7}},
+                                                  {"bhss", {2, 4, 5, 7}}, {"111s", {1, 1, 1, 7}}};
+  for (const auto& [text, shape] : shapes) {
+    RequestOptions options = Dense("BSHD_BSHD_BSHD");
+    options.seqlen_kv = 7;
+    options.dtype = "bfloat16";
+    options.bias_kind = "post-scale";
+    options.bias_shape = text;
+    options.softmax = "learnable";
+    options.dropout = 0.25;
+    options.dropout_seed = 3;
+    options.dropout_offset = 4;
+    const auto call = MakeForwardCall(options);
+    ASSERT_TRUE(call.ok()) << call.status();
+    EXPECT_EQ(call->tensors.at(kBiasSlot).shape, shape) << text;
+    EXPECT_EQ(call->tensors.at(kBiasSlot).dtype, v1::DATA_TYPE_BFLOAT16);
+    EXPECT_EQ(call->tensors.at(kSoftmaxOffsetSlot).shape, Shape{4});
+    EXPECT_EQ(call->tensors.at(kSoftmaxOffsetSlot).dtype, v1::DATA_TYPE_FLOAT32);
+    EXPECT_THAT(call->request.bias().shape(), ::testing::ElementsAreArray(shape));
+    EXPECT_EQ(call->request.spec().bias_kind(), v1::BIAS_KIND_POST_SCALE);
+    EXPECT_EQ(call->request.spec().softmax_kind(), v1::SOFTMAX_KIND_LEARNABLE);
+    EXPECT_EQ(call->request.spec().dropout().probability(), 0.25);
+    EXPECT_EQ(call->request.spec().dropout().seed(), 3);
+    EXPECT_EQ(call->request.spec().dropout().offset(), 4);
+    const auto plan = MakePlanRequest(options);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_THAT(plan->bias().shape(), ::testing::ElementsAreArray(shape));
+    EXPECT_FALSE(plan->bias().has_data());
+    EXPECT_THAT(plan->softmax_offset().shape(), ElementsAre(4));
+    EXPECT_FALSE(plan->backward());
+  }
+}
+
+TEST(Request, FeaturesWithoutTensorsHaveNone) {
+  RequestOptions options = Dense("BS3HD");
+  options.bias_kind = "alibi";
+  options.softmax = "off-by-one";
+  options.backward = true;
+  const auto call = MakeForwardCall(options);
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_EQ(call->tensors.size(), 1u);
+  EXPECT_EQ(call->request.spec().bias_kind(), v1::BIAS_KIND_ALIBI);
+  EXPECT_EQ(call->request.spec().softmax_kind(), v1::SOFTMAX_KIND_OFF_BY_ONE);
+  EXPECT_FALSE(call->request.spec().has_dropout());
+  EXPECT_TRUE(MakePlanRequest(options)->backward());
+}
+
+TEST(Request, PagedRequestsMayHaveSinks) {
+  RequestOptions options;
+  options.layout = "PAGED_KV_THD_BSHD_BSHD";
+  options.heads = 4;
+  options.kv_heads = 2;
+  options.head_dim = options.head_dim_v = 8;
+  options.page_size = 4;
+  options.cu_seqlens_q = "0,1,3";
+  options.cu_seqlens_kv = "0,9,14";
+  options.softmax = "learnable";
+  options.random = true;
+  const auto call = MakeForwardCall(options);
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_THAT(call->tensors.at(kSoftmaxOffsetSlot).shape, ElementsAre(4));
+  EXPECT_TRUE(call->request.sequences().page_table_v().has_data());
+}
+
+TEST(Request, TheGradientCallRepeatsTheForwardCall) {
+  RequestOptions options = Dense("THD_T2HD");
+  options.batch.reset();
+  options.cu_seqlens_q = options.cu_seqlens_kv = "0,3,5";
+  options.softmax = "learnable";
+  options.bias_kind = "pre-scale";
+  auto forward = MakeForwardCall(options);
+  ASSERT_TRUE(forward.ok()) << forward.status();
+  const v1::ForwardRequest before = forward->request;
+  CallTensors results;
+  results.emplace(kOutSlot, RandomTensor(v1::DATA_TYPE_FLOAT32, {5, 4, 8}, 1));
+  results.emplace(kLseSlot, RandomTensor(v1::DATA_TYPE_FLOAT32, {5, 4}, 2));
+  results.emplace(kOutGradientSlot, RandomTensor(v1::DATA_TYPE_FLOAT32, {5, 4, 8}, 3));
+  const BackwardCall call = MakeBackwardCall(*std::move(forward), results);
+  EXPECT_EQ(call.request.spec().SerializeAsString(), before.spec().SerializeAsString());
+  EXPECT_EQ(call.request.sequences().SerializeAsString(), before.sequences().SerializeAsString());
+  EXPECT_EQ(call.request.inputs().SerializeAsString(), before.inputs().SerializeAsString());
+  EXPECT_EQ(call.request.bias().SerializeAsString(), before.bias().SerializeAsString());
+  EXPECT_THAT(call.request.softmax_offset().shape(), ElementsAre(4));
+  EXPECT_THAT(call.request.out().shape(), ElementsAre(5, 4, 8));
+  EXPECT_THAT(call.request.lse().shape(), ElementsAre(5, 4));
+  EXPECT_THAT(call.request.d_out().shape(), ElementsAre(5, 4, 8));
+  std::vector<int> slots;
+  for (const auto& [slot, tensor] : call.tensors) slots.push_back(slot);
+  EXPECT_THAT(slots, ElementsAre(2, 3, kBiasSlot, kSoftmaxOffsetSlot, kOutSlot, kLseSlot,
+                                 kOutGradientSlot));
+  EXPECT_THAT(PathOf(call.request, kOutGradientSlot),
+              ElementsAre(v1::BackwardRequest::kDOutFieldNumber));
+  EXPECT_THAT(PathOf(call.request, 3), ElementsAre(v1::BackwardRequest::kInputsFieldNumber, 3));
+}
+
+TEST(Request, BackwardFilesGoTogether) {
+  RequestOptions options = Dense("BS3HD");
+  const auto message = [&options] {
+    return std::string(ReadBackwardFiles(options, v1::DATA_TYPE_FLOAT32).status().message());
+  };
+  EXPECT_TRUE(ReadBackwardFiles(options, v1::DATA_TYPE_FLOAT32)->empty());
+  options.random = false;
+  EXPECT_THAT(message(), HasSubstr("--d-out"));
+  options.random = true;
+  const std::string path = ::testing::TempDir() + "request_test_lse.npy";
+  ASSERT_TRUE(WriteNpy(path, v1::DATA_TYPE_FLOAT32, {1}, std::string(4, '\0')).ok());
+  options.saved_lse_file = path;
+  EXPECT_THAT(message(), HasSubstr("--lse go together"));
+  options.saved_out_file = path;
+  EXPECT_EQ(ReadBackwardFiles(options, v1::DATA_TYPE_FLOAT32)->size(), 2u);
+  options.d_out_file = "/nowhere.npy";
+  EXPECT_THAT(message(), HasSubstr("/nowhere.npy"));
+}
+
 TEST(Request, ErrorsNameTheOption) {
   const auto with = [](auto change) {
     RequestOptions options = Dense("BS3HD");
@@ -203,6 +322,16 @@ TEST(Request, ErrorsNameTheOption) {
   EXPECT_THAT(with([](O& o) { o.shapes = {"z:1"}; }), HasSubstr("--shape"));
   EXPECT_THAT(with([](O& o) { o.input_files[0] = "/nowhere.npy"; }), HasSubstr("/nowhere.npy"));
   EXPECT_THAT(with([](O& o) { o.random = false; }), HasSubstr("--random"));
+  EXPECT_THAT(with([](O& o) { o.bias_kind = "scaled"; }), HasSubstr("--bias-kind"));
+  EXPECT_THAT(with([](O& o) { o.softmax = "hard"; }), HasSubstr("--softmax"));
+  EXPECT_THAT(with([](O& o) { o.bias_shape = "1hss"; }), HasSubstr("--bias-shape goes with"));
+  for (const char* shape : {"1hs", "h1ss", "1hs1", "bhsss", "2hss"}) {
+    RequestOptions options = Dense("BS3HD");
+    options.bias_kind = "pre-scale";
+    options.bias_shape = shape;
+    EXPECT_THAT(ErrorOf(options), HasSubstr(shape));
+  }
+  EXPECT_THAT(with([](O& o) { o.bias_file = "/nowhere.npy"; }), HasSubstr("/nowhere.npy"));
   EXPECT_THAT(with([](O& o) { o.kv_heads = 2; }),
               HasSubstr("INVALID_ARGUMENT: spec.num_kv_heads is 2"));
   EXPECT_THAT(with([](O& o) { o.kv_heads = 2; }), HasSubstr("(field spec.num_kv_heads, reason "));

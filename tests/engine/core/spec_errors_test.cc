@@ -166,13 +166,18 @@ const BadRequest kBadSpecs[] = {
         "AlibiShardTooSmall",
         [](auto& s) {
           s.bias_kind = BiasKind::kAlibi;
+          s.window_alignment = Alignment::kTopLeft;
           s.alibi = AlibiShard{2, 7};
         },
         "spec.alibi"),
     Bad(
+        "AlibiWithoutAlignment", [](auto& s) { s.bias_kind = BiasKind::kAlibi; },
+        "spec.window_alignment"),
+    Bad(
         "AlibiShardNegative",
         [](auto& s) {
           s.bias_kind = BiasKind::kAlibi;
+          s.window_alignment = Alignment::kTopLeft;
           s.alibi = AlibiShard{-1, 12};
         },
         "spec.alibi"),
@@ -183,6 +188,7 @@ const BadRequest kBadSpecs[] = {
     {"BiasWithAlibi", "BSHD_BSHD_BSHD",
      [](Request& r) {
        r.spec.bias_kind = BiasKind::kAlibi;
+       r.spec.window_alignment = Alignment::kTopLeft;
        r.inputs.bias = kBias;
      },
      "bias"},
@@ -310,6 +316,11 @@ TEST(Layout, BiasesOfEveryBroadcastResolve) {
         r.inputs.bias = TensorDesc{DType::kFloat16, {b, h, s, 5}};
         ASSERT_TRUE(r.Resolve().ok()) << r.Resolve().status();
         EXPECT_EQ(r.Resolve()->bias, r.inputs.bias);
+        const Strides strides = {.batch = b > 1 ? h * s * 5 : 0,
+                                 .seq = s > 1 ? 5 : 0,
+                                 .head = h > 1 ? s * 5 : 0,
+                                 .dim = 1};
+        EXPECT_EQ(r.Resolve()->bias_strides, strides);
       }
     }
   }
@@ -319,11 +330,15 @@ TEST(Layout, FeaturesOfLaterIssuesResolve) {
   Request r = SmallRequest(Layout::kThdThdThd);
   r.spec.bias_kind = BiasKind::kAlibi;
   r.spec.alibi = AlibiShard{6, 12};
+  r.spec.window_alignment = Alignment::kTopLeft;
   r.spec.softmax_kind = SoftmaxKind::kLearnable;
   r.inputs.softmax_offset = TensorDesc{DType::kFloat32, {6}};
   const auto p = r.Resolve();
   ASSERT_TRUE(p.ok()) << p.status();
-  EXPECT_EQ(p->alibi->total_heads, 12);
+  // Heads 6 and up of 12: the last two of the first 8, then those with odd exponents.
+  EXPECT_EQ(p->alibi_slopes,
+            std::vector<double>({std::exp2(-7), std::exp2(-8), std::exp2(-0.5), std::exp2(-1.5),
+                                 std::exp2(-2.5), std::exp2(-3.5)}));
   EXPECT_EQ(p->softmax_kind, SoftmaxKind::kLearnable);
   r.spec.dtype = DType::kFloat8E4M3;
   r.spec.has_fp8_scales = true;

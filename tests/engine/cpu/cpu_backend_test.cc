@@ -39,14 +39,6 @@ TEST(CpuBackend, RefusesByFieldWhatIsNotBuilt) {
   const Refusal refusals[] = {
       {[](AttentionProblem& p) { p.dtype = DType::kFloat8E4M3; }, "spec.dtype", "BFLOAT16"},
       {[](AttentionProblem& p) { p.dtype = DType::kFloat8E5M2; }, "spec.dtype", "BFLOAT16"},
-      {[](AttentionProblem& p) { p.bias_kind = BiasKind::kPreScale; }, "spec.bias_kind", "NONE"},
-      {[](AttentionProblem& p) { p.bias_kind = BiasKind::kPostScale; }, "spec.bias_kind", "NONE"},
-      {[](AttentionProblem& p) { p.bias_kind = BiasKind::kAlibi; }, "spec.bias_kind", "NONE"},
-      {[](AttentionProblem& p) { p.softmax_kind = SoftmaxKind::kOffByOne; }, "spec.softmax_kind",
-       "VANILLA"},
-      {[](AttentionProblem& p) { p.softmax_kind = SoftmaxKind::kLearnable; }, "spec.softmax_kind",
-       "VANILLA"},
-      {[](AttentionProblem& p) { p.dropout.probability = 0.1; }, "spec.dropout", "0"},
   };
   CpuBackend cpu(1);
   ReferenceBackend reference;
@@ -61,6 +53,7 @@ TEST(CpuBackend, RefusesByFieldWhatIsNotBuilt) {
       EXPECT_EQ(ErrorReason(status), reason::kNotBuilt);
       EXPECT_THAT(std::string(status.message()), HasSubstr(refusal.field));
       EXPECT_THAT(std::string(status.message()), HasSubstr(refusal.alternative));
+      EXPECT_EQ(backend->BuildBackwardPlan(problem).status(), status);
     }
   }
 }

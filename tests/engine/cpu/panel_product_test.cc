@@ -89,6 +89,40 @@ TEST_P(MultiplyTest, AgreesWithAPlainLoop) {
 INSTANTIATE_TEST_SUITE_P(Groups, MultiplyTest,
                          ::testing::Values(Lanes{0, 32}, Lanes{0, 16}, Lanes{16, 32}));
 
+// As for matrices that do not belong to a panel: 48 lanes, in rows that lie further apart.
+TEST(Multiply, TakesRowsOfAnyLength) {
+  testing::ForEachTarget([] {
+    const int64_t rows = 16, depth = 5, lanes = 48, b_stride = 50, c_stride = 49;
+    const std::vector<float> a = Normal(rows * depth), b = Normal(depth * b_stride);
+    const std::vector<float> before = Normal(rows * c_stride);
+    std::vector<float> c = before;
+    PanelProduct product;
+    product.rows = rows;
+    product.depth = depth;
+    product.a = a.data();
+    product.a_row_stride = depth;
+    product.a_depth_stride = 1;
+    product.b = b.data();
+    product.b_stride = b_stride;
+    product.c = c.data();
+    product.c_stride = c_stride;
+    product.last_lane = lanes;
+    product.accumulate = true;
+    Multiply(product);
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t lane = 0; lane < c_stride; ++lane) {
+        const auto index = static_cast<size_t>(i * c_stride + lane);
+        double sum = before[index];
+        for (int64_t k = 0; lane < lanes && k < depth; ++k) {
+          sum += static_cast<double>(a[static_cast<size_t>(i * depth + k)]) *
+                 b[static_cast<size_t>(k * b_stride + lane)];
+        }
+        ASSERT_NEAR(c[index], sum, 1e-5) << i << " " << lane;
+      }
+    }
+  });
+}
+
 TEST(Multiply, KeepsNanToItsLane) {
   testing::ForEachTarget([] {
     const std::vector<float> a(8, 1);

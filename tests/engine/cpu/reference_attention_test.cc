@@ -201,9 +201,9 @@ TEST(ReferenceAttention, TreatsLogitsOfMinusInfinityAsMasked) {
 
 TEST(ReferenceAttention, RefusesWhatItDoesNotCompute) {
   AttentionProblem problem;
-  problem.dtype = DType::kFloat32;
-  problem.bias_kind = BiasKind::kPostScale;
+  problem.dtype = DType::kFloat8E4M3;
   EXPECT_EQ(ReferenceForward(problem, {}).code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(ReferenceBackward(problem, {}).code(), absl::StatusCode::kInternal);
 }
 
 }  // namespace

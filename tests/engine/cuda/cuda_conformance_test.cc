@@ -16,8 +16,9 @@ void PrintTo(const Arrangement& arrangement, std::ostream* out) { *out << arrang
 
 namespace {
 
-constexpr const char* kGroups[] = {"none",    "causal_tl", "causal_br", "window", "head_dim",
-                                   "softcap", "scale",     "tiles",     "shapes"};
+constexpr const char* kGroups[] = {"none",      "causal_tl", "causal_br", "window", "head_dim",
+                                   "softcap",   "scale",     "tiles",     "shapes", "bias_pre",
+                                   "bias_post", "alibi",     "sinks",     "dropout"};
 
 void Must(cudaError_t error) {
   if (error == cudaSuccess) return;

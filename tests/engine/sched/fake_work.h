@@ -26,20 +26,24 @@ class FakeBackend final : public AttentionBackend {
   absl::StatusOr<std::unique_ptr<AttentionPlan>> BuildPlan(const AttentionProblem&) override {
     return std::make_unique<FakePlan>(absl::OkStatus());
   }
+  absl::StatusOr<std::unique_ptr<BackwardPlan>> BuildBackwardPlan(
+      const AttentionProblem&) override {
+    return absl::UnimplementedError("no gradients");
+  }
 
  private:
   const BackendInfo info_{.name = "fake"};
 };
 
 // Work of `bytes` bytes that appends its final status to `ended`.
-inline std::unique_ptr<ForwardWork> MakeWork(FakeBackend& backend, int64_t bytes,
+inline std::unique_ptr<Work> MakeWork(FakeBackend& backend, int64_t bytes,
                                              std::vector<absl::Status>& ended,
                                              absl::Status result = absl::OkStatus()) {
-  auto work = std::make_unique<ForwardWork>();
+  auto work = std::make_unique<Work>();
   work->backend = &backend;
   work->plan = std::make_unique<FakePlan>(std::move(result));
   work->bytes = bytes;
-  work->done = [&ended](absl::StatusOr<ForwardResult> r) { ended.push_back(r.status()); };
+  work->done = [&ended](absl::StatusOr<CallResult> r) { ended.push_back(r.status()); };
   return work;
 }
 

@@ -16,8 +16,8 @@ namespace {
 TEST(Worker, ReportsWhatRanAndWhatFailed) {
   FakeBackend backend;
   std::vector<absl::Status> ended;
-  RunForward(MakeWork(backend, 1, ended), 1, nullptr);
-  RunForward(MakeWork(backend, 1, ended, absl::InternalError("broken")), 1, nullptr);
+  RunCall(MakeWork(backend, 1, ended), 1, nullptr);
+  RunCall(MakeWork(backend, 1, ended, absl::InternalError("broken")), 1, nullptr);
   ASSERT_EQ(ended.size(), 2u);
   EXPECT_TRUE(ended[0].ok());
   EXPECT_EQ(ended[1], absl::InternalError("broken"));
@@ -29,8 +29,8 @@ TEST(Worker, NamesBackendEngineAndBatchInTheReport) {
   auto work = MakeWork(backend, 1, ended);
   work->submitted = absl::Now() - absl::Seconds(1);
   ExecutionReport report;
-  work->done = [&](absl::StatusOr<ForwardResult> r) { report = r->report; };
-  RunForward(std::move(work), 3, nullptr);
+  work->done = [&](absl::StatusOr<CallResult> r) { report = r->report; };
+  RunCall(std::move(work), 3, nullptr);
   EXPECT_EQ(report.backend, "fake");
   EXPECT_EQ(report.engine, "fake");
   EXPECT_EQ(report.batch_size, 3);
@@ -63,7 +63,7 @@ TEST(Worker, EveryDoneRunsExactlyOnce) {
       auto work = MakeWork(backend, 1 + static_cast<int64_t>(random() % 8), unused,
                            random() % 10 == 0 ? absl::InternalError("") : absl::OkStatus());
       const int id = thread * kEach + i;
-      work->done = [&calls, id](absl::StatusOr<ForwardResult>) {
+      work->done = [&calls, id](absl::StatusOr<CallResult>) {
         ++calls[static_cast<size_t>(id)];
       };
       work->context.cancellation = std::make_shared<CancellationToken>();

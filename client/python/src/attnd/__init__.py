@@ -7,7 +7,7 @@
 See Client for the calls, AttentionArguments for what they take and errors for what they raise.
 """
 
-from attnd.arguments import AttentionArguments, View
+from attnd.arguments import AttentionArguments, Dropout, ForwardArguments, Handle, View
 from attnd.client import Client
 from attnd.errors import (
     AbortedError,
@@ -27,10 +27,12 @@ from attnd.errors import (
 )
 from attnd.results import (
     BackendCapabilities,
+    BackwardResult,
     Capabilities,
     Device,
     ExecutionInfo,
     ForwardResult,
+    Gradients,
     Limits,
     PlanResult,
 )
@@ -40,14 +42,19 @@ __all__ = [
     "AttentionArguments",
     "AttndError",
     "BackendCapabilities",
+    "BackwardResult",
     "CancelledError",
     "Capabilities",
     "Client",
     "DeadlineExceededError",
     "Device",
+    "Dropout",
     "ExecutionInfo",
     "FailedPreconditionError",
+    "ForwardArguments",
     "ForwardResult",
+    "Gradients",
+    "Handle",
     "InternalError",
     "InvalidArgumentError",
     "Limits",

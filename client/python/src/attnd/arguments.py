@@ -1,4 +1,4 @@
-"""The arguments of forward and plan, and the one place that turns them into messages."""
+"""The arguments of forward, backward and plan, and the one place that turns them into messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from attnd import tensors
 from attnd.v1 import types_pb2
@@ -49,8 +49,35 @@ class View:
     strides: tuple[int, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Dropout:
+    """Attention dropout: one (seed, offset) gives one mask, in forward and backward.
+
+    Attributes:
+      probability: of a cell to be dropped, 0 <= p < 1.
+    """
+
+    probability: float
+    seed: int = 0
+    offset: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Handle:
+    """The name of something that a server keeps for as long as its lease says.
+
+    Attributes:
+      id: opaque.
+      owner: address of the server that keeps it, where it was told one (--advertise).
+    """
+
+    id: str
+    generation: int = 0
+    owner: str = ""
+
+
 class AttentionArguments(TypedDict, total=False):
-    """Keyword arguments of Client.forward and Client.plan; all are optional where not said.
+    """Keyword arguments of the calls that compute or plan; all are optional where not said.
 
     Buffers are float32, float16 or ml_dtypes.bfloat16 arrays of one dtype, in the shapes that the
     layout names (b batch, s lengths, t tokens, h query heads, g KV heads, d head dims). plan takes
@@ -70,10 +97,15 @@ class AttentionArguments(TypedDict, total=False):
     window_alignment: diagonal of a window without causal mask where lengths differ.
     scale: factor of Q K^T, default 1 / sqrt(head_dim_qk).
     logit_softcap: x -> cap tanh(x / cap) on the scaled logits.
-    bias_kind, bias: [1|b, 1|h, 1|s_q, s_kv] in the buffers' dtype, added before or after scaling.
-    softmax_kind, softmax_offset: float32 [h], with "learnable" only.
-    out_dtype: default: that of the buffers; float32 for partial results.
-    return_lse: also return the logarithm of the softmax denominator.
+    bias_kind: "pre_scale" or "post_scale": bias is added before or after scaling; "alibi":
+      -slope(head) |distance to the diagonal| is.
+    bias: [1|b, 1|h, 1|s_q, s_kv] in the buffers' dtype, with the first two of these only.
+    alibi: (first head, heads in total) of a shard of a model's heads, with "alibi" only.
+    softmax_kind: "off_by_one" (denominator 1 + sum exp) or "learnable" (exp(offset) + sum exp).
+    softmax_offset: float32 [h], with "learnable" only.
+    dropout: Dropout(probability, seed, offset).
+    deterministic: bitwise equal reruns, or a refusal.
+    batch_invariant: the result's bits do not depend on what the call is batched with.
     views: for layout STRIDED: {"q": View, "k": View, "v": View}.
     batch, max_seqlen_q, max_seqlen_kv, num_heads, num_kv_heads, head_dim_qk, head_dim_v, page_size:
       checked where the shapes say them already; STRIDED needs them.
@@ -100,8 +132,10 @@ class AttentionArguments(TypedDict, total=False):
     bias: Buffer | None
     softmax_kind: Literal["vanilla", "off_by_one", "learnable"]
     softmax_offset: Buffer | None
-    out_dtype: DTypeLike
-    return_lse: bool
+    alibi: tuple[int, int] | None
+    dropout: Dropout | None
+    deterministic: bool
+    batch_invariant: bool
     views: Mapping[str, View] | None
     batch: int | None
     max_seqlen_q: int | None
@@ -113,10 +147,22 @@ class AttentionArguments(TypedDict, total=False):
     page_size: int | None
 
 
-def request_fields(
-    layout: str, arguments: AttentionArguments, *, with_data: bool
-) -> dict[str, Any]:
-    """The fields that ForwardRequest and PlanRequest share, as constructor arguments.
+class ForwardArguments(AttentionArguments, total=False):
+    """AttentionArguments, and what forward alone has.
+
+    out_dtype: default: that of the buffers; float32 for partial results.
+    return_lse: also return the logarithm of the softmax denominator, which backward needs.
+    retain_for_backward: seconds for which the server keeps what backward needs: the result's
+      context. Not for plan.
+    """
+
+    out_dtype: DTypeLike
+    return_lse: bool
+    retain_for_backward: float | None
+
+
+def request_fields(layout: str, arguments: Mapping[str, Any], *, with_data: bool) -> dict[str, Any]:
+    """The fields that all requests share, as constructor arguments.
 
     With with_data the tensors carry their bytes, without it their shapes alone. Raises TypeError or
     ValueError for what no message can say: an unknown argument, name or dtype. Everything else is
@@ -127,10 +173,7 @@ def request_fields(
         raise TypeError(f"unknown arguments: {', '.join(sorted(unknown))}")
     given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
     dtype = _dtype(given)
-    fields: dict[str, Any] = {
-        "spec": _spec(layout, dtype, given),
-        "return_lse": bool(given.get("return_lse", False)),
-    }
+    fields: dict[str, Any] = {"spec": _spec(layout, dtype, given)}
     sequences = _sequences(given, with_data)
     if sequences:
         fields["sequences"] = types_pb2.Sequences(**sequences)
@@ -147,9 +190,38 @@ def request_fields(
         fields["softmax_offset"] = _tensor(
             "softmax_offset", given["softmax_offset"], np.float32, with_data
         )
-    if "out_dtype" in given:
-        fields["out_dtype"] = tensors.data_type_of(given["out_dtype"])
     return fields
+
+
+def forward_fields(layout: str, arguments: ForwardArguments, *, with_data: bool) -> dict[str, Any]:
+    """The fields of ForwardRequest and PlanRequest, as request_fields has them."""
+    own = ForwardArguments.__annotations__.keys() - AttentionArguments.__annotations__.keys()
+    shared = {name: value for name, value in arguments.items() if name not in own}
+    fields = request_fields(layout, shared, with_data=with_data)
+    fields["return_lse"] = bool(arguments.get("return_lse", False))
+    if arguments.get("out_dtype") is not None:
+        fields["out_dtype"] = tensors.data_type_of(arguments["out_dtype"])
+    if arguments.get("retain_for_backward") is not None:
+        fields["retain_for_backward"] = types_pb2.Lease(seconds=arguments["retain_for_backward"])
+    return fields
+
+
+def backward_fields(
+    layout: str, arguments: AttentionArguments, results: Mapping[str, NDArray]
+) -> dict[str, Any]:
+    """The fields of BackwardRequest with everything resent. `results`: "out", "lse", "d_out"."""
+    fields = request_fields(layout, arguments, with_data=True)
+    for name, array in results.items():
+        fields[name] = _array(name, array)
+    return fields
+
+
+def retained_backward_fields(context: Handle, d_out: NDArray) -> dict[str, Any]:
+    """The fields of BackwardRequest with a retained forward."""
+    return {
+        "context": types_pb2.Handle(**dataclasses.asdict(context)),
+        "d_out": _array("d_out", d_out),
+    }
 
 
 def _dtype(given: Mapping[str, Any]) -> np.dtype:
@@ -176,7 +248,8 @@ def _spec(layout: str, dtype: np.dtype, given: Mapping[str, Any]) -> types_pb2.A
             given.get("softmax_kind", "vanilla"),
         ),
     )
-    for name in (*_SIZE_NAMES, "scale", "logit_softcap"):
+    flags = ("deterministic", "batch_invariant")
+    for name in (*_SIZE_NAMES, "scale", "logit_softcap", *flags):
         if name in given:
             setattr(spec, name, given[name])
     if "window" in given:
@@ -186,6 +259,11 @@ def _spec(layout: str, dtype: np.dtype, given: Mapping[str, Any]) -> types_pb2.A
         spec.window_alignment = _enum_value(
             types_pb2.Alignment, "ALIGNMENT_", "window_alignment", given["window_alignment"]
         )
+    if "alibi" in given:
+        head_offset, total_heads = given["alibi"]
+        spec.alibi.CopyFrom(types_pb2.Alibi(head_offset=head_offset, total_heads=total_heads))
+    if "dropout" in given:
+        spec.dropout.CopyFrom(types_pb2.Dropout(**dataclasses.asdict(given["dropout"])))
     for name, view in given.get("views", {}).items():
         getattr(spec.views, name).CopyFrom(types_pb2.View(**dataclasses.asdict(view)))
     return spec
@@ -201,14 +279,26 @@ def _sequences(given: Mapping[str, Any], with_data: bool) -> dict[str, Any]:
     return sequences
 
 
-def _tensor(name: str, buffer: ArrayLike, dtype: DTypeLike, with_data: bool) -> types_pb2.Tensor:
+def _tensor(name: str, buffer: Buffer, dtype: DTypeLike, with_data: bool) -> types_pb2.Tensor:
+    """An array, or without data the shape of one; dtype is that of bare shapes."""
+    if with_data:
+        return _array(name, buffer)
     if isinstance(buffer, tuple):
-        if with_data:
-            raise TypeError(f"{name} must be an array; only plan takes shapes")
         return tensors.encode_shape(buffer, dtype)
-    if not isinstance(buffer, np.ndarray):
-        raise TypeError(f"{name} must be an array, not {type(buffer).__name__}")
-    return tensors.encode(buffer) if with_data else tensors.encode_shape(buffer.shape, buffer.dtype)
+    array = _checked_array(name, buffer)
+    return tensors.encode_shape(array.shape, array.dtype)
+
+
+def _array(name: str, array: Buffer) -> types_pb2.Tensor:
+    return tensors.encode(_checked_array(name, array))
+
+
+def _checked_array(name: str, array: Buffer) -> NDArray:
+    if isinstance(array, np.ndarray):
+        return array
+    if isinstance(array, tuple):
+        raise TypeError(f"{name} must be an array; only plan takes shapes")
+    raise TypeError(f"{name} must be an array, not {type(array).__name__}")
 
 
 def _enum_value(enum: Any, prefix: str, argument: str, name: str) -> Any:

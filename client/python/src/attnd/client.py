@@ -7,6 +7,7 @@ from typing import Any, TypeVar, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from numpy.typing import NDArray
 
 from attnd import arguments, errors, results
 from attnd.v1 import admin_pb2, admin_pb2_grpc, attention_pb2, attention_pb2_grpc
@@ -61,38 +62,86 @@ class Client:
         layout: str,
         *,
         timeout: float | None = None,
-        **attention: Unpack[arguments.AttentionArguments],
+        **attention: Unpack[arguments.ForwardArguments],
     ) -> results.ForwardResult:
         """Computes O = softmax(scale Q K^T, masked) V.
 
         Args:
           layout: "BS3HD", "THD_T2HD", "BHSD_BHSD_BHSD", ...: how Q, K and V lie in the buffers.
           timeout: seconds; default: the client's.
-          **attention: the buffers, the sequences and the mask: see AttentionArguments.
+          **attention: the buffers, the sequences, the mask, ...: see ForwardArguments.
 
         Returns:
           out, in Q's format with head_dim_v last and the dtype of the buffers (or out_dtype); lse
-          [b, h, s_q] or [t_q, h], with return_lse; and how the call ran.
+          [b, h, s_q] or [t_q, h], with return_lse; context, with retain_for_backward; and how the
+          call ran.
         """
         request = attention_pb2.ForwardRequest(
-            **arguments.request_fields(layout, attention, with_data=True)
+            **arguments.forward_fields(layout, attention, with_data=True)
         )
         return results.forward_result(self._call(self._attention.Forward, request, timeout))
+
+    def backward(
+        self,
+        layout: str,
+        *,
+        out: NDArray,
+        lse: NDArray,
+        d_out: NDArray,
+        timeout: float | None = None,
+        **attention: Unpack[arguments.AttentionArguments],
+    ) -> results.BackwardResult:
+        """Computes the gradients of the buffers, and of bias and softmax_offset where there are any.
+
+        Args:
+          layout: as forward had it.
+          out, lse: what forward returned (with return_lse).
+          d_out: gradient of out, in its shape and dtype.
+          timeout: seconds; default: the client's.
+          **attention: what forward had: see AttentionArguments. Whatever shaped its result must be
+            the same here, the dropout's seed and offset included.
+
+        Returns:
+          grads, with the names and the packed form of the buffers; d_bias and d_softmax_offset;
+          and how the call ran.
+        """
+        given = {"out": out, "lse": lse, "d_out": d_out}
+        request = attention_pb2.BackwardRequest(
+            **arguments.backward_fields(layout, attention, given)
+        )
+        return results.backward_result(self._call(self._attention.Backward, request, timeout))
+
+    def backward_of(
+        self, context: arguments.Handle, *, d_out: NDArray, timeout: float | None = None
+    ) -> results.BackwardResult:
+        """Computes the same gradients for a forward that the server retains.
+
+        Args:
+          context: of a result of forward with retain_for_backward. It may be used again until its
+            lease ends; after that the call raises FailedPreconditionError.
+          d_out: gradient of out, in its shape and dtype.
+          timeout: seconds; default: the client's.
+        """
+        request = attention_pb2.BackwardRequest(
+            **arguments.retained_backward_fields(context, d_out)
+        )
+        return results.backward_result(self._call(self._attention.Backward, request, timeout))
 
     def plan(
         self,
         layout: str,
         *,
+        backward: bool = False,
         timeout: float | None = None,
-        **attention: Unpack[arguments.AttentionArguments],
+        **attention: Unpack[arguments.ForwardArguments],
     ) -> results.PlanResult:
-        """Says what forward would do with the same arguments, without sending a tensor.
+        """Says what forward (or backward) would do with the same arguments, and sends no tensor.
 
         Buffers may be arrays or shapes (tuples; then dtype is needed). A contradiction raises as
         in forward; what is valid but not supported comes back with supported = False.
         """
         request = attention_pb2.PlanRequest(
-            **arguments.request_fields(layout, attention, with_data=False)
+            **arguments.forward_fields(layout, attention, with_data=False), backward=backward
         )
         return results.plan_result(self._call(self._attention.Plan, request, timeout))
 

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from attnd import tensors
-from attnd.arguments import View
+from attnd.arguments import Dropout, Handle, View
 from attnd.v1 import admin_pb2, attention_pb2, types_pb2
 
 
@@ -37,21 +37,57 @@ class ForwardResult:
       out: in Q's format with head_dim_v last: [b, s_q, h, d_v], [s_q, b, h, d_v], [b, h, s_q, d_v]
         or, for THD, [t_q, h, d_v]. Fully masked rows and rows outside the sequences are 0.
       lse: float32, natural logarithm of the softmax denominator: [b, h, s_q], or [t_q, h] for THD;
-        -inf where out is 0 by rule. None without return_lse.
+        -inf where no key is seen and no sink is either. None without return_lse.
+      rng: the seed and offset that dropout used; None without dropout.
+      context: names what the server keeps for backward; None without retain_for_backward.
       info: how the call ran.
     """
 
     out: NDArray
     lse: NDArray | None
+    rng: Dropout | None
+    context: Handle | None
+    info: ExecutionInfo
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradients:
+    """Gradients of the buffers, by the same names, in the same shapes and dtype.
+
+    A packed buffer has a packed gradient; what was no input is None. Rows outside the sequences
+    are 0.
+    """
+
+    qkv: NDArray | None = None
+    q: NDArray | None = None
+    kv: NDArray | None = None
+    k: NDArray | None = None
+    v: NDArray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class BackwardResult:
+    """The outputs of Client.backward. The arrays are read-only.
+
+    Attributes:
+      grads: of the buffers: grads.qkv, or grads.q and grads.kv, or grads.q, grads.k and grads.v.
+      d_bias: in the bias's shape and dtype, summed over its broadcast axes; None without bias.
+      d_softmax_offset: float32 [h]; None without softmax_offset.
+      info: how the call ran.
+    """
+
+    grads: Gradients
+    d_bias: NDArray | None
+    d_softmax_offset: NDArray | None
     info: ExecutionInfo
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanResult:
-    """What forward would do with the same arguments.
+    """What forward (or backward) would do with the same arguments.
 
     Attributes:
-      supported: whether forward accepts them.
+      supported: whether the call accepts them.
       reason: where not, the field at fault and the nearest that is supported.
       workspace_bytes: scratch of the kernel.
       device_bytes: everything the call holds: inputs, outputs and workspace.
@@ -108,7 +144,19 @@ class Capabilities:
 def forward_result(response: attention_pb2.ForwardResponse) -> ForwardResult:
     return ForwardResult(
         out=tensors.decode(response.out),
-        lse=tensors.decode(response.lse) if response.HasField("lse") else None,
+        lse=_optional_array(response, "lse"),
+        rng=_mirror(Dropout, response.rng) if response.HasField("rng") else None,
+        context=_mirror(Handle, response.context) if response.HasField("context") else None,
+        info=_mirror(ExecutionInfo, response.info),
+    )
+
+
+def backward_result(response: attention_pb2.BackwardResponse) -> BackwardResult:
+    grads = response.grads.ListFields()
+    return BackwardResult(
+        grads=Gradients(**{field.name: tensors.decode(tensor) for field, tensor in grads}),
+        d_bias=_optional_array(response, "d_bias"),
+        d_softmax_offset=_optional_array(response, "d_softmax_offset"),
         info=_mirror(ExecutionInfo, response.info),
     )
 
@@ -142,6 +190,10 @@ def _backend(backend: admin_pb2.BackendCapabilities) -> BackendCapabilities:
         layouts=tuple(name.removeprefix("QKV_LAYOUT_") for name in layouts),
         features=tuple(backend.features),
     )
+
+
+def _optional_array(response: Any, field: str) -> NDArray | None:
+    return tensors.decode(getattr(response, field)) if response.HasField(field) else None
 
 
 def _mirror(cls: type, message: Any, **given: Any) -> Any:

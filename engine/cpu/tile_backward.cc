@@ -1,0 +1,243 @@
+#include "engine/cpu/tile_backward.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "engine/cpu/gradient_kernels.h"
+#include "engine/cpu/panel_product.h"
+#include "engine/cpu/row_kernels.h"
+
+namespace attnd {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+}  // namespace
+
+int64_t LseElement(const AttentionProblem& problem, const SequenceHead& at, int64_t row) {
+  const Strides& s = problem.lse;
+  const int64_t q_row = problem.sequences[static_cast<size_t>(at.sequence)].q_row;
+  return (problem.q_is_thd ? q_row + row : row) * s.seq + at.head * s.head +
+         (problem.q_is_thd ? 0 : at.sequence * s.batch);
+}
+
+HeadRows OutRows(const AttentionProblem& problem, const std::byte* base, const SequenceHead& at) {
+  const Strides& s = problem.out.strides;
+  const int64_t q_row = problem.sequences[static_cast<size_t>(at.sequence)].q_row;
+  HeadRows rows;
+  rows.dtype = problem.out_dtype;
+  rows.base = base + problem.out.byte_offset +
+              (at.head * s.head + (problem.q_is_thd ? q_row * s.seq : at.sequence * s.batch)) *
+                  SizeOf(problem.out_dtype);
+  rows.cols = problem.head_dim_v;
+  rows.seq_stride = s.seq;
+  rows.dim_stride = s.dim;
+  return rows;
+}
+
+GradientTile::GradientTile(const BackwardContext& context, const Tile& tile,
+                           const GradientScratch& scratch)
+    : p_(context.problem),
+      context_(context),
+      tile_(tile),
+      s_(scratch),
+      extent_(p_.sequences[static_cast<size_t>(tile.sequence)]),
+      terms_(p_, context.buffers.bias, tile, scratch.terms),
+      d_qk_(RoundUp(p_.head_dim_qk, kLaneGroup)),
+      d_v_(RoundUp(p_.head_dim_v, kLaneGroup)) {}
+
+GradientPanel GradientTile::OpenPanel(int64_t number, int64_t slot) const {
+  GradientPanel panel = {number, slot};
+  panel.rows = std::min(kPanelRows, tile_.rows() - number * kPanelRows);
+  panel.seen_by_all = {0, extent_.kv_len};
+  for (int64_t lane = 0; lane < kPanelRows; ++lane) {
+    const int64_t at = slot * kPanelRows + lane;
+    s_.visible[at] = {};
+    s_.lse[at] = s_.d[at] = 0;
+    if (lane >= panel.rows) continue;
+    const int64_t r = number * kPanelRows + lane;
+    const KeyRange keys = p_.mask.VisibleKeys(tile_.QueryOf(r), extent_.q_len, extent_.kv_len);
+    const int64_t element = LseElement(p_, {tile_.sequence, tile_.HeadOf(r)}, tile_.QueryOf(r));
+    const float lse = context_.buffers.lse[element];
+    if (IsEmpty(keys) || lse == -kInfinity) continue;
+    s_.visible[at] = keys;
+    s_.lse[at] = lse;
+    s_.d[at] = context_.d[element];
+    panel.seen_by_any = Span(panel.seen_by_any, keys);
+    panel.seen_by_all = Intersect(panel.seen_by_all, keys);
+  }
+  return panel;
+}
+
+void GradientTile::ReadPanel(const GradientPanel& panel) {
+  for (int64_t r = 0; r < panel.rows;) {  // Piece by piece of one head.
+    const int64_t tile_row = panel.number * kPanelRows + r;
+    const int64_t n = tile_.HeadOf(tile_row), row = tile_.QueryOf(tile_row);
+    const int64_t piece = std::min(panel.rows - r, tile_.first_row + tile_.num_rows - row);
+    GatherRows(QueryRows(p_, context_.inputs, tile_.sequence, n), row, piece, s_.q_rows + r * d_qk_,
+               d_qk_);
+    GatherRows(OutRows(p_, context_.buffers.d_out, {tile_.sequence, n}), row, piece,
+               s_.d_out_rows + r * d_v_, d_v_);
+    r += piece;
+  }
+  for (int64_t lane = 0; lane < kPanelRows; ++lane) {
+    if (!IsEmpty(s_.visible[panel.slot * kPanelRows + lane])) continue;
+    std::fill_n(s_.q_rows + lane * d_qk_, d_qk_, 0.0f);
+    std::fill_n(s_.d_out_rows + lane * d_v_, d_v_, 0.0f);
+  }
+  rows_are_finite_ =
+      AllFinite(s_.q_rows, kPanelRows * d_qk_) && AllFinite(s_.d_out_rows, kPanelRows * d_v_);
+  ToPanel(s_.q_rows, d_qk_, kPanelRows, p_.head_dim_qk,
+          s_.q_panels + panel.slot * d_qk_ * kPanelRows);
+  ToPanel(s_.d_out_rows, d_v_, kPanelRows, p_.head_dim_v,
+          s_.d_out_panels + panel.slot * d_v_ * kPanelRows);
+}
+
+void GradientTile::ReadKeys(const KeyRange& keys) {
+  keys_ = keys;
+  const int64_t count = keys.last - keys.first;
+  GatherRows(KeyRows(p_, context_.inputs, tile_.sequence, tile_.kv_head), keys.first, count, s_.k,
+             d_qk_);
+  GatherRows(ValueRows(p_, context_.inputs, tile_.sequence, tile_.kv_head), keys.first, count, s_.v,
+             d_v_);
+  std::fill_n(s_.k + count * d_qk_, kProductStep * d_qk_, 0.0f);
+  std::fill_n(s_.v + count * d_v_, kProductStep * d_v_, 0.0f);
+  k_is_finite_ = AllFinite(s_.k, count * d_qk_);
+}
+
+KeyRange GradientTile::ComputeBlock(const GradientPanel& panel, const KeyRange& keys,
+                                    bool through_cap) {
+  const KeyRange seen = Intersect(panel.seen_by_any, keys);
+  if (IsEmpty(seen)) return {};
+  const KeyRange block = {keys.first + (seen.first - keys.first) / kProductStep * kProductStep,
+                          keys.first + RoundUp(seen.last - keys.first, kProductStep)};
+  Multiply(panel, block);
+  const int64_t lanes = panel.slot * kPanelRows;
+  std::array<float, kPanelRows> first, last;
+  for (size_t v = 0; v < kPanelRows; ++v) {
+    const KeyRange visible = Intersect(s_.visible[lanes + static_cast<int64_t>(v)], keys);
+    first[v] = static_cast<float>(IsEmpty(visible) ? 0 : visible.first - block.first);
+    last[v] = static_cast<float>(IsEmpty(visible) ? 0 : visible.last - block.first);
+  }
+  GradientBlock b;
+  b.keys = block.last - block.first;
+  b.logits = s_.logits;
+  b.d_logits = s_.d_logits;
+  const KeyRange existing = {block.first, std::min(block.last, extent_.kv_len)};
+  if (terms_.has_terms()) {
+    terms_.FillTerms(panel.number, existing);
+    b.terms = s_.terms.terms;
+    b.terms_before_scale = terms_.before_scale();
+  }
+  if (terms_.has_dropout()) {
+    terms_.FillKeep(panel.number, existing);
+    b.keep = s_.terms.keep;
+  }
+  b.scale = static_cast<float>(p_.scale);
+  b.softcap = FloatSoftcap(p_.logit_softcap);
+  b.through_cap = through_cap;
+  b.first = first.data();
+  b.last = last.data();
+  b.lse = s_.lse + lanes;
+  b.d = s_.d + lanes;
+  b.sum = s_.sum + lanes;
+  SoftmaxGradient(b);
+  return block;
+}
+
+// Lanes of a group without rows keep what they held, which SoftmaxGradient masks.
+void GradientTile::Multiply(const GradientPanel& panel, const KeyRange& block) const {
+  PanelProduct product;
+  product.rows = block.last - block.first;
+  product.last_lane = RoundUp(panel.rows, kLaneGroup);
+  product.a_depth_stride = 1;
+  product.depth = p_.head_dim_qk;
+  product.a = Key(block.first);
+  product.a_row_stride = d_qk_;
+  product.b = s_.q_panels + panel.slot * d_qk_ * kPanelRows;
+  product.c = s_.logits;
+  attnd::Multiply(product);
+  product.depth = p_.head_dim_v;
+  product.a = Value(block.first);
+  product.a_row_stride = d_v_;
+  product.b = s_.d_out_panels + panel.slot * d_v_ * kPanelRows;
+  product.c = s_.d_logits;
+  attnd::Multiply(product);
+}
+
+bool GradientTile::IsMasked(const GradientPanel& panel, const KeyRange& block) const {
+  return block.first < panel.seen_by_all.first || block.last > panel.seen_by_all.last;
+}
+
+// Where a row does not see a key, what they would add is 0 times a number, or NaN: where there may
+// be others than numbers, only pairs that see each other are added.
+void GradientTile::AddToQueryGradient(const GradientPanel& panel, const KeyRange& block) {
+  if (!k_is_finite_ && IsMasked(panel, block)) return AddPairsToQueryGradient(panel, block);
+  PanelProduct product;
+  product.rows = panel.rows;
+  product.depth = block.last - block.first;
+  product.a = s_.d_logits;
+  product.a_row_stride = 1;
+  product.a_depth_stride = kPanelRows;
+  product.b = Key(block.first);
+  product.b_stride = d_qk_;
+  product.c = s_.dq + panel.slot * kPanelRows * d_qk_;
+  product.c_stride = d_qk_;
+  product.last_lane = d_qk_;
+  product.accumulate = true;
+  attnd::Multiply(product);
+}
+
+void GradientTile::AddToKeyGradients(const GradientPanel& panel, const KeyRange& block) {
+  const bool is_whole = !IsMasked(panel, block) && !terms_.has_dropout();
+  if (!rows_are_finite_ && !is_whole) return AddPairsToKeyGradients(panel, block);
+  PanelProduct product;
+  product.rows = block.last - block.first;
+  product.depth = panel.rows;
+  product.a_row_stride = kPanelRows;
+  product.a_depth_stride = 1;
+  product.accumulate = true;
+  product.a = s_.d_logits;
+  product.b = s_.q_rows;
+  product.b_stride = product.c_stride = product.last_lane = d_qk_;
+  product.c = s_.dk + (block.first - keys_.first) * d_qk_;
+  attnd::Multiply(product);
+  product.a = s_.logits;
+  product.b = s_.d_out_rows;
+  product.b_stride = product.c_stride = product.last_lane = d_v_;
+  product.c = s_.dv + (block.first - keys_.first) * d_v_;
+  attnd::Multiply(product);
+}
+
+void GradientTile::AddPairsToQueryGradient(const GradientPanel& panel,
+                                           const KeyRange& block) const {
+  for (int64_t lane = 0; lane < panel.rows; ++lane) {
+    const KeyRange keys = Intersect(s_.visible[panel.slot * kPanelRows + lane], block);
+    float* dq = s_.dq + (panel.slot * kPanelRows + lane) * d_qk_;
+    for (int64_t j = keys.first; j < keys.last; ++j) {
+      const float gradient = s_.d_logits[Cell(block, j, lane)];
+      for (int64_t c = 0; c < p_.head_dim_qk; ++c) dq[c] += gradient * Key(j)[c];
+    }
+  }
+}
+
+void GradientTile::AddPairsToKeyGradients(const GradientPanel& panel, const KeyRange& block) const {
+  for (int64_t lane = 0; lane < panel.rows; ++lane) {
+    const KeyRange keys = Intersect(s_.visible[panel.slot * kPanelRows + lane], block);
+    for (int64_t j = keys.first; j < keys.last; ++j) {
+      const int64_t cell = Cell(block, j, lane);
+      float* dk = s_.dk + (j - keys_.first) * d_qk_;
+      for (int64_t c = 0; c < p_.head_dim_qk; ++c) {
+        dk[c] += s_.d_logits[cell] * s_.q_rows[lane * d_qk_ + c];
+      }
+      if (terms_.has_dropout() && s_.terms.keep[cell] == 0) continue;
+      float* dv = s_.dv + (j - keys_.first) * d_v_;
+      for (int64_t c = 0; c < p_.head_dim_v; ++c) {
+        dv[c] += s_.logits[cell] * s_.d_out_rows[lane * d_v_ + c];
+      }
+    }
+  }
+}
+
+}  // namespace attnd

@@ -1,0 +1,88 @@
+// The part of backward that all gradients share: P and the gradient of the logits of a panel of
+// query rows (panel_product.h) and a block of keys, from what forward returned.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/backend/attention_plan.h"
+#include "engine/core/attention_problem.h"
+#include "engine/cpu/backward_plan.h"
+#include "engine/cpu/head_rows.h"
+#include "engine/cpu/tile_terms.h"
+
+namespace attnd {
+
+// Everything a task needs, shared by the threads.
+struct BackwardContext {
+  const AttentionProblem& problem;
+  const BackwardBuffers& buffers;
+  ForwardBuffers inputs;  // Of the same call: what forward reads, without its outputs.
+  float* d = nullptr;     // rowsum(dO * O), where LSE has the row; 0 in rows without gradients.
+};
+
+// Where row `row` of head n of sequence i has its LSE, in elements of the lse buffer.
+int64_t LseElement(const AttentionProblem& problem, const SequenceHead& at, int64_t row);
+
+// Rows of O or dO of one head, at `base`.
+HeadRows OutRows(const AttentionProblem& problem, const std::byte* base, const SequenceHead& at);
+
+struct GradientPanel {
+  int64_t number = 0;  // Of the tile's.
+  int64_t slot = 0;    // Where scratch has it.
+  int64_t rows = 0;
+  KeyRange seen_by_any;
+  KeyRange seen_by_all;  // By all rows that have gradients.
+};
+
+// Rows of a tile against keys of its KV head. Rows that see no key, or whose LSE is -inf, have no
+// gradients, and nothing that belongs to them is read.
+class GradientTile {
+ public:
+  GradientTile(const BackwardContext& context, const Tile& tile, const GradientScratch& scratch);
+
+  int64_t num_panels() const { return NumPanels(tile_.rows()); }
+
+  // Finds what the rows of panel `number` see, for scratch slot `slot`.
+  GradientPanel OpenPanel(int64_t number, int64_t slot) const;
+  // Reads Q and dO of the panel. scratch.q_rows and d_out_rows are of the panel read last.
+  void ReadPanel(const GradientPanel& panel);
+  // Reads K and V: up to BackwardPlanner::max_block_keys().
+  void ReadKeys(const KeyRange& keys);
+
+  // Computes scratch.logits and d_logits for the keys among `keys` that rows of the panel see, and
+  // returns these: `keys` begin a multiple of kTileKeys after the keys read, are as many at most,
+  // and what is returned is rounded outward to multiples of kProductStep after their first. What no
+  // row sees is 0. With through_cap, the gradient is that of q . k over scale.
+  KeyRange ComputeBlock(const GradientPanel& panel, const KeyRange& keys, bool through_cap);
+
+  // Add what a block gives (for the keys that ComputeBlock returned) to scratch.dq, or to
+  // scratch.dk and dv, of which row 0 is the first key read; both without `scale`.
+  void AddToQueryGradient(const GradientPanel& panel, const KeyRange& block);
+  void AddToKeyGradients(const GradientPanel& panel, const KeyRange& block);
+
+ private:
+  void Multiply(const GradientPanel& panel, const KeyRange& block) const;
+  void AddPairsToQueryGradient(const GradientPanel& panel, const KeyRange& block) const;
+  void AddPairsToKeyGradients(const GradientPanel& panel, const KeyRange& block) const;
+  bool IsMasked(const GradientPanel& panel, const KeyRange& block) const;
+
+  float* Key(int64_t key) const { return s_.k + (key - keys_.first) * d_qk_; }
+  float* Value(int64_t key) const { return s_.v + (key - keys_.first) * d_v_; }
+  // One lane of a row of a block.
+  static int64_t Cell(const KeyRange& block, int64_t key, int64_t lane) {
+    return (key - block.first) * kPanelRows + lane;
+  }
+
+  const AttentionProblem& p_;
+  const BackwardContext& context_;
+  const Tile& tile_;
+  const GradientScratch& s_;
+  const SequenceExtent& extent_;
+  TileTerms terms_;
+  const int64_t d_qk_, d_v_;  // Rounded up.
+  KeyRange keys_;             // Read.
+  bool k_is_finite_ = true;
+  bool rows_are_finite_ = true;  // Q and dO of the panel read last.
+};
+
+}  // namespace attnd
