@@ -103,7 +103,7 @@ std::string TallyRefusal(const absl::Status& status, bool runs_everything, Tally
 
 // Sanitizers make everything slower: they see a part of the cases, others of each group.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr size_t kEveryNthCase = 4;
+inline constexpr size_t kEveryNthCase = 8;
 #else
 inline constexpr size_t kEveryNthCase = 1;
 #endif
