@@ -20,6 +20,12 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr uint64_t kRandomProblems = 75;  // Sanitizers make them many times slower.
+#else
+constexpr uint64_t kRandomProblems = 300;
+#endif
+
 double Tolerance(DType dtype) {
   if (dtype == DType::kBFloat16) return 3e-2;
   return dtype == DType::kFloat16 ? 8e-3 : 3e-5;
@@ -65,7 +71,7 @@ class TiledBackwardTest : public ::testing::Test {
 };
 
 TEST_F(TiledBackwardTest, AgreesOnRandomProblems) {
-  for (uint64_t seed = 1; seed <= 300; ++seed) {
+  for (uint64_t seed = 1; seed <= kRandomProblems; ++seed) {
     const GradientOptions options = RandomGradientOptions(seed, /*paged=*/false);
     SCOPED_TRACE(Describe(options));
     GradientCase test(options);
