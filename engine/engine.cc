@@ -59,6 +59,13 @@ absl::Status CheckPageTables(const PreparedCall& prepared) {
                         "sequences.page_table_v");
 }
 
+absl::Status CheckLease(absl::Duration lease, absl::Duration longest) {
+  if (lease <= longest) return absl::OkStatus();
+  return InvalidField(reason::kInvalidField, "retain_for_backward.seconds",
+                      absl::StrCat("is ", absl::ToDoubleSeconds(lease), "; at most ",
+                                   absl::ToDoubleSeconds(longest), " here (--max-lease)"));
+}
+
 // What a backward call has of its forward call.
 void CopyRetained(const RetainedForward& from, const PreparedCall& to) {
   for (int i = 0; i < kNumPieces; ++i) {
@@ -151,6 +158,9 @@ absl::StatusOr<CheckedCall> Engine::Check(const CallDescription& d) {
     ATTND_ASSIGN_OR_RETURN(call.retained, contexts_.Find(d.context, absl::Now()));
     call.problem = call.retained->problem;
     ATTND_RETURN_IF_ERROR(CheckOutGradient(call.problem, d.backward.d_out));
+    if (d.backward.fp8) {
+      ATTND_RETURN_IF_ERROR(SetBackwardScales(*d.backward.fp8, call.problem));
+    }
     return call;
   }
   DType out_dtype = d.out_dtype;
@@ -159,8 +169,14 @@ absl::StatusOr<CheckedCall> Engine::Check(const CallDescription& d) {
                          Resolve(d.spec, d.sequences, d.inputs, {.out_dtype = out_dtype}));
   if (d.pass == Pass::kBackward) {
     ATTND_RETURN_IF_ERROR(CheckBackwardTensors(call.problem, d.backward));
+    if (d.backward.fp8) {
+      ATTND_RETURN_IF_ERROR(SetBackwardScales(*d.backward.fp8, call.problem));
+    }
   }
-  if (d.retain) ATTND_RETURN_IF_ERROR(CheckGradientViews(call.problem));
+  if (d.retain) {
+    ATTND_RETURN_IF_ERROR(CheckLease(*d.retain, parts_.max_lease));
+    ATTND_RETURN_IF_ERROR(CheckGradientViews(call.problem));
+  }
   return call;
 }
 

@@ -82,6 +82,9 @@ class Engine {
   // launched runs to its end. Later calls return at once.
   void Drain(absl::Time deadline);
 
+  // Gives expired contexts' memory back, as calls do that need memory: for a server that is idle.
+  void DropExpired(absl::Time now) { contexts_.Sweep(now); }
+
   // From now on nothing runs on these kernels.
   void Disable(const KernelFamily& family);
   std::vector<KernelFamily> disabled() const;

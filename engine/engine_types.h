@@ -33,6 +33,7 @@ struct EngineParts {
   std::vector<ComputeTarget> targets;
   int64_t queue_bytes = 0;  // Of each target.
   std::string incarnation;  // Differs with every start; begins the names of retained contexts.
+  absl::Duration max_lease = absl::InfiniteDuration();  // Of a retained context.
 };
 
 // A request but for its tensors' bytes.
@@ -47,7 +48,8 @@ struct CallDescription {
   std::optional<absl::Duration> retain;   // Keep what backward needs, for so long.
   // Backward only.
   BackwardDescs backward;
-  std::string context;  // Not empty: of a retained forward call; nothing else but d_out is given.
+  // Not empty: that of a retained forward call; only d_out and fp8 are given beside it.
+  std::string context;
 };
 
 // A request without contradictions.

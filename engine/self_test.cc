@@ -24,11 +24,27 @@ void Describe(CallDescription& d, Buffer buffer, std::vector<int64_t> shape) {
   d.inputs.buffers[static_cast<int>(buffer)] = TensorDesc{d.spec.dtype, std::move(shape)};
 }
 
+// For inputs of unit variance: what is stored in FP8 uses its range, and does not pass its end.
+std::optional<Fp8Scales> ScalesOf(DType dtype) {
+  if (!IsFloat8(dtype)) return std::nullopt;
+  constexpr float kLarge = 16, kLargest = 256;  // P is at most 1.
+  return Fp8Scales{.scale_s = kLargest,
+                   .descale_s = 1 / kLargest,
+                   .scale_o = kLarge,
+                   .descale_o = 1 / kLarge,
+                   .scale_d_p = kLarge,
+                   .descale_d_p = 1 / kLarge,
+                   .scale_d_q = kLarge,
+                   .scale_d_k = kLarge,
+                   .scale_d_v = kLarge};
+}
+
 // Two sequences of BSHD, causal; `lengths`: the first is shorter than the axis.
 CallDescription Dense(DType dtype, bool lengths) {
   CallDescription d;
   d.spec.layout = Layout::kBshdBshdBshd;
   d.spec.dtype = dtype;
+  d.spec.fp8 = ScalesOf(dtype);
   d.spec.causal = Causal::kTopLeft;
   d.return_lse = true;
   Describe(d, Buffer::kQ, {2, kSeqlen, kHeads, kHeadDim});
@@ -38,11 +54,19 @@ CallDescription Dense(DType dtype, bool lengths) {
   return d;
 }
 
+// Beside a soft cap, which has kernels of its own on the GPU.
+CallDescription Capped(DType dtype) {
+  CallDescription d = Dense(dtype, /*lengths=*/true);
+  d.spec.logit_softcap = 5;
+  return d;
+}
+
 // Two decode steps on pages.
 CallDescription Paged(DType dtype) {
   CallDescription d;
   d.spec.layout = Layout::kPagedKvBshdBshdBshd;
   d.spec.dtype = dtype;
+  d.spec.fp8 = ScalesOf(dtype);
   d.return_lse = true;
   Describe(d, Buffer::kQ, {2, 1, kHeads, kHeadDim});
   Describe(d, Buffer::kK, {4, kPageSize, kKvHeads, kHeadDim});
@@ -138,7 +162,9 @@ double Bound(DType dtype) {
   switch (dtype) {
     case DType::kFloat32: return 3e-5;
     case DType::kFloat16: return 8e-3;
-    default: return 3e-2;
+    case DType::kBFloat16: return 3e-2;
+    case DType::kFloat8E4M3: return 8e-2;
+    default: return 1.6e-1;
   }
 }
 
@@ -169,9 +195,10 @@ std::string Judge(Answer& answer, Pass pass, DType dtype, Tensors& inputs) {
   if (!answer.status.ok()) return std::string(answer.status.message());
   Tensors want = Reference(answer.problem, pass, inputs);
   for (int i = 0; i < kNumPieces; ++i) {
-    const bool is_lse = static_cast<Piece>(i) == Piece::kLse;
+    const auto piece = static_cast<Piece>(i);
+    const bool is_float = piece == Piece::kLse || piece == Piece::kAmax;
     const double error =
-        RelativeError(is_lse ? DType::kFloat32 : dtype, answer.outputs[i], want[i]);
+        RelativeError(is_float ? DType::kFloat32 : dtype, answer.outputs[i], want[i]);
     if (!(error <= Bound(dtype))) return absl::StrCat("relative error ", error);
   }
   return "";
@@ -221,9 +248,11 @@ class SelfTest {
 
 std::vector<std::string> RunSelfTest(Engine& engine) {
   SelfTest test(engine);
-  for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+  for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3,
+                      DType::kFloat8E5M2}) {
     test.TestCall(Dense(dtype, /*lengths=*/false));
     test.TestCall(Dense(dtype, /*lengths=*/true));
+    test.TestCall(Capped(dtype));
     test.TestCall(Paged(dtype));
   }
   return std::move(test).failures();

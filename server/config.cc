@@ -31,6 +31,7 @@ constexpr int kUsageExitCode = 2;
 constexpr int kMaxThreads = 4096;
 constexpr int kMaxStreams = 1'000'000;
 constexpr absl::Duration kMaxDrain = absl::Hours(1);
+constexpr absl::Duration kMaxLease = absl::Hours(30 * 24);
 constexpr size_t kMaxFileBytes = 1 << 20;
 constexpr int64_t kMostPinnedByDefault = int64_t{8} << 30;
 
@@ -134,6 +135,9 @@ const std::array kSettings = {
             ATTND_SET(Assign(ParsePoolSize(v[0]), c.device_pool))},
     Setting{"max-queue", "BYTES", "1GiB", "Cap of the bytes of requests that wait", Arity::kOne,
             ATTND_SET(Assign(ParseByteSize(v[0]), c.max_queue_bytes))},
+    Setting{"max-lease", "TIME", "1h",
+            "Longest time for which a client may have the server keep something (at most 720h)",
+            Arity::kOne, ATTND_SET(Assign(ParseDurationUpTo(v[0], kMaxLease), c.max_lease))},
     Setting{"max-streams", "N", "0", "Calls at once on one connection; 0: no limit of ours",
             Arity::kOne, ATTND_SET(Assign(ParseInteger(v[0], 0, kMaxStreams), c.max_streams))},
     Setting{"drain-delay", "TIME", "0s",

@@ -37,6 +37,7 @@ struct Config {
   int64_t pinned_pool_bytes = 0;
   PoolSize device_pool;         // > 0. A share is one of the device memory that is free.
   int64_t max_queue_bytes = 0;  // > 0.
+  absl::Duration max_lease;     // 0 .. 30 days.
   int max_streams = 0;          // Of one connection; 0: gRPC's own limit.
   absl::Duration drain_delay;   // 0 .. 1 hour, as is drain_timeout.
   absl::Duration drain_timeout;

@@ -40,10 +40,13 @@ void BoundRetainedMemory() {
   mallopt(M_TRIM_THRESHOLD, 128 << 10);
 }
 
-int WaitForSignal(const sigset_t& signals) {
-  constexpr timespec kTrimInterval = {.tv_sec = 5, .tv_nsec = 0};
+int WaitForSignal(const sigset_t& signals, Server& server) {
+  constexpr timespec kTidyInterval = {.tv_sec = 5, .tv_nsec = 0};
   int signal = -1;
-  while ((signal = sigtimedwait(&signals, nullptr, &kTrimInterval)) < 0) malloc_trim(0);
+  while ((signal = sigtimedwait(&signals, nullptr, &kTidyInterval)) < 0) {
+    server.Tidy();
+    malloc_trim(0);
+  }
   return signal;
 }
 
@@ -61,7 +64,7 @@ int Run(const Config& config, const sigset_t& signals) {
        {"backend", (*server)->backend()},
        {"why", (*server)->why_backend()},
        {"addresses", absl::StrJoin((*server)->addresses(), ",")}});
-  const int signal = WaitForSignal(signals);
+  const int signal = WaitForSignal(signals, **server);
   Log(LogLevel::kInfo, "draining", {{"signal", signal == SIGTERM ? "SIGTERM" : "SIGINT"}});
   (*server)->Drain();
   Log(LogLevel::kInfo, "stopped");

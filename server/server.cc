@@ -171,6 +171,8 @@ class GrpcServer final : public Server {
   std::string backend() const override { return engine_->backends().front()->info().name; }
   std::string why_backend() const override { return why_backend_; }
 
+  void Tidy() override { engine_->DropExpired(absl::Now()); }
+
   void Drain() override {
     health_state_->SetServing(false);
     absl::SleepFor(config_.drain_delay);
@@ -239,6 +241,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config) {
   if (!chosen.ok()) {
     return absl::UnavailableError(absl::StrCat("--backend=cuda: ", chosen.status().message()));
   }
+  chosen->parts.max_lease = config.max_lease;
   chosen->parts.incarnation = MakeIncarnation();
   const std::string incarnation = chosen->parts.incarnation;
   ATTND_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Make(std::move(chosen->parts)));

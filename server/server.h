@@ -26,6 +26,9 @@ class Server {
   // The addresses as bound: port 0 replaced by the port that the system chose.
   virtual std::vector<std::string> addresses() const = 0;
 
+  // Gives back memory of what has expired. To be called every few seconds.
+  virtual void Tidy() = 0;
+
   // Says NOT_SERVING, goes on for the config's drain delay, refuses new work, finishes what is
   // queued within the drain timeout, and stops. Blocks.
   virtual void Drain() = 0;

@@ -28,6 +28,8 @@ int64_t SizeOf(v1::DataType dtype) {
     case v1::DATA_TYPE_INT32: return 4;
     case v1::DATA_TYPE_FLOAT16:
     case v1::DATA_TYPE_BFLOAT16: return 2;
+    case v1::DATA_TYPE_FLOAT8_E4M3:
+    case v1::DATA_TYPE_FLOAT8_E5M2: return 1;
     default: return 0;
   }
 }

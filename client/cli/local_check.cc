@@ -36,6 +36,16 @@ absl::StatusOr<RequestedView> ToView(const v1::View& view) {
   return RequestedView{buffer, view.byte_offset(), {view.strides().begin(), view.strides().end()}};
 }
 
+Fp8Scales ToFp8Scales(const v1::Fp8Scales& from) {
+  Fp8Scales to;
+  for (const Fp8ScaleField& scale : kFp8ScaleFields) {
+    const auto* field = v1::Fp8Scales::descriptor()->FindFieldByName(std::string(scale.name));
+    const google::protobuf::Reflection& reflection = *from.GetReflection();
+    if (reflection.HasField(from, field)) to.*scale.member = reflection.GetFloat(from, field);
+  }
+  return to;
+}
+
 // The fields that this program's options can set.
 absl::StatusOr<AttentionSpec> ToSpec(const v1::AttentionSpec& from) {
   AttentionSpec to;
@@ -56,11 +66,15 @@ absl::StatusOr<AttentionSpec> ToSpec(const v1::AttentionSpec& from) {
   if (from.window().has_right()) to.window_right = from.window().right();
   to.window_alignment = static_cast<Alignment>(from.window_alignment());
   to.bias_kind = static_cast<BiasKind>(from.bias_kind());
+  if (from.has_alibi()) {
+    to.alibi = AlibiShard{from.alibi().head_offset(), from.alibi().total_heads()};
+  }
   to.softmax_kind = static_cast<SoftmaxKind>(from.softmax_kind());
   if (from.has_dropout()) {
     const v1::Dropout& dropout = from.dropout();
     to.dropout = Dropout{dropout.probability(), dropout.seed(), dropout.offset()};
   }
+  if (from.has_fp8()) to.fp8 = ToFp8Scales(from.fp8());
   if (from.has_views()) {
     ATTND_ASSIGN_OR_RETURN(RequestedView q, ToView(from.views().q()));
     ATTND_ASSIGN_OR_RETURN(RequestedView k, ToView(from.views().k()));
@@ -122,18 +136,23 @@ absl::StatusOr<AttentionProblem> ResolveRequest(const Request& request, DType ou
   return problem;
 }
 
-double OutBound(const AttentionProblem& problem) {
-  switch (problem.dtype) {
+constexpr double kFp8LseBound = 2e-3;
+
+double OutBound(const AttentionProblem& problem, DType out_dtype) {
+  switch (IsFloat8(problem.dtype) ? out_dtype : problem.dtype) {
+    case DType::kFloat8E4M3: return 4e-2;
+    case DType::kFloat8E5M2: return 8e-2;
     case DType::kFloat16: return 2e-3;
     case DType::kBFloat16: return 1.5e-2;
     default: return 1e-6 * std::sqrt(static_cast<double>(problem.head_dim_qk));
   }
 }
 
-double RelativeRms(const v1::Tensor& got, const std::vector<float>& expected) {
+// `got` is stored times `scale`.
+double RelativeRms(const v1::Tensor& got, double scale, const std::vector<float>& expected) {
   double difference = 0, reference = 0;
   for (size_t i = 0; i < expected.size(); ++i) {
-    const double value = LoadFloat(got.dtype(), got.data().data(), static_cast<int64_t>(i));
+    const double value = LoadFloat(got.dtype(), got.data().data(), static_cast<int64_t>(i)) / scale;
     difference += (value - expected[i]) * (value - expected[i]);
     reference += static_cast<double>(expected[i]) * expected[i];
   }
@@ -142,7 +161,8 @@ double RelativeRms(const v1::Tensor& got, const std::vector<float>& expected) {
 }
 
 // Sets the LSE's error and bound. NaN anywhere makes the error NaN or infinite, never small.
-void CompareLse(const v1::Tensor& got, const std::vector<float>& expected, CheckResult* result) {
+void CompareLse(const v1::Tensor& got, const std::vector<float>& expected, double lse_bound,
+                CheckResult* result) {
   double error = 0, magnitude = 1;
   for (size_t i = 0; i < expected.size(); ++i) {
     const float value = LoadFloat(got.dtype(), got.data().data(), static_cast<int64_t>(i));
@@ -153,7 +173,7 @@ void CompareLse(const v1::Tensor& got, const std::vector<float>& expected, Check
                                    : std::max(error, difference);
   }
   result->lse_error = error;
-  result->lse_bound = result->out_bound * magnitude;
+  result->lse_bound = lse_bound * magnitude;
 }
 
 // RMS of the difference over that of the reference, which counts as at least 0.1.
@@ -172,6 +192,8 @@ double GradientRms(const v1::Tensor& got, const HostTensor& expected) {
 
 double GradientBound(DType dtype) {
   switch (dtype) {
+    case DType::kFloat8E4M3: return 8e-2;
+    case DType::kFloat8E5M2: return 1.6e-1;
     case DType::kFloat16: return 8e-3;
     case DType::kBFloat16: return 3e-2;
     default: return 3e-5;
@@ -242,6 +264,7 @@ void StoreFloat(v1::DataType dtype, void* base, int64_t index, float value) {
 absl::StatusOr<ResolvedShapes> ResolveShapes(const v1::ForwardRequest& request) {
   v1::ForwardRequest plain = request;
   plain.mutable_spec()->clear_bias_kind();
+  plain.mutable_spec()->clear_alibi();
   plain.mutable_spec()->clear_softmax_kind();
   plain.clear_bias();
   plain.clear_softmax_offset();
@@ -292,9 +315,15 @@ absl::StatusOr<CheckResult> CheckForward(const v1::ForwardRequest& request,
   ATTND_RETURN_IF_ERROR(ReferenceForward(problem, buffers));
 
   CheckResult result;
-  result.out_bound = OutBound(problem);
-  result.out_error = RelativeRms(response.out(), out);
-  if (request.return_lse()) CompareLse(response.lse(), lse, &result);
+  const DType out_dtype = ToDType(response.out().dtype());
+  result.out_bound = OutBound(problem, out_dtype);
+  result.out_error =
+      RelativeRms(response.out(), IsFloat8(out_dtype) ? problem.fp8.scale_o : 1, out);
+  if (request.return_lse()) {
+    // FP8 inputs are exact, however O is rounded.
+    const double lse_bound = IsFloat8(problem.dtype) ? kFp8LseBound : result.out_bound;
+    CompareLse(response.lse(), lse, lse_bound, &result);
+  }
   // Written so that NaN fails.
   result.passed = result.out_error <= result.out_bound &&
                   (!result.lse_error || *result.lse_error <= result.lse_bound);

@@ -48,7 +48,8 @@ struct CheckResult {
 
 // Computes the request by the reference loop on this machine and compares. `tensors` are those that
 // the request describes. Bounds of O: 1e-6 sqrt(d) for FLOAT32, 2e-3 for FLOAT16, 1.5e-2 for
-// BFLOAT16; of the LSE the same, times its largest magnitude where that is above 1.
+// BFLOAT16, 4e-2 for FLOAT8_E4M3 and 8e-2 for FLOAT8_E5M2 (without O in FLOAT32). Of the LSE the
+// same, 2e-3 for FP8, times its largest magnitude where that is above 1.
 absl::StatusOr<CheckResult> CheckForward(const v1::ForwardRequest& request,
                                          const CallTensors& tensors,
                                          const v1::ForwardResponse& response);
@@ -64,7 +65,8 @@ struct GradientCheck {
   bool passed = false;
 };
 
-// The same for gradients. Bounds: 3e-5 for FLOAT32, 8e-3 for FLOAT16, 3e-2 for BFLOAT16.
+// The same for gradients. Bounds: 3e-5 for FLOAT32, 8e-3 for FLOAT16, 3e-2 for BFLOAT16,
+// 8e-2 for FLOAT8_E4M3 and 1.6e-1 for FLOAT8_E5M2.
 absl::StatusOr<GradientCheck> CheckBackward(const v1::BackwardRequest& request,
                                             const CallTensors& tensors,
                                             const v1::BackwardResponse& response);

@@ -78,13 +78,17 @@ void AddFeatureOptions(CLI::App& sub, RequestOptions* r) {
 void AddRequestOptions(CLI::App& sub, RequestOptions* r) {
   sub.add_option("--layout", r->layout, "BS3HD, THD_T2HD, ... (see `capabilities`), or STRIDED")
       ->required();
-  sub.add_option("--dtype", r->dtype, "float32, float16, bfloat16 (default: the files', float32)");
+  sub.add_option("--dtype", r->dtype,
+                 "float32, float16, bfloat16, float8_e4m3, float8_e5m2 (default: the files', "
+                 "float32)");
   sub.add_option("--out-dtype", r->out_dtype, "dtype of O, if another: float32");
   sub.add_option("--causal", r->causal, "none, top-left or bottom-right");
   sub.add_option("--window", r->window, "LEFT,RIGHT keys of the diagonal; -1 is unlimited");
   sub.add_option("--window-alignment", r->window_alignment, "top-left or bottom-right");
   sub.add_option("--scale", r->scale, "Factor of QK^T (default 1/sqrt(head dim))");
   sub.add_option("--softcap", r->softcap, "Logit soft cap");
+  sub.add_option("--fp8-scale", r->fp8_scales,
+                 "FP8: NAME=VALUE of a field of Fp8Scales (default of all: 1); may be repeated");
   sub.add_option("--view", r->views,
                  "STRIDED: q|k|v:BUFFER:BYTE_OFFSET:STRIDES (elements); three times")
       ->expected(1, 3);

@@ -48,6 +48,7 @@ struct RequestOptions {
   std::optional<double> dropout;
   int64_t dropout_seed = 0;
   int64_t dropout_offset = 0;
+  std::vector<std::string> fp8_scales;  // "scale_o=16"
   bool lse = false;
   bool backward = false;            // plan
   std::vector<std::string> views;   // "q:BUFFER:BYTE_OFFSET:S0,S1,S2,S3"

@@ -53,10 +53,6 @@ absl::StatusOr<std::map<int, ShapeOf>> MissingTensors(const ForwardCall& call,
   add(kSoftmaxOffsetSlot, call.request.has_softmax_offset(), call.request.softmax_offset());
   int64_t total = 0;
   for (const auto& [slot, desc] : missing) {
-    if (SizeOf(desc.dtype) == 0) {
-      return absl::InvalidArgumentError("--dtype cannot be made at random: " +
-                                        ShortName(desc.dtype));
-    }
     const std::optional<int64_t> bytes = NumBytes(desc.dtype, desc.shape);
     if (!bytes || __builtin_add_overflow(total, *bytes, &total) || total > kMaxRandomBytes) {
       return absl::InvalidArgumentError(absl::StrCat(

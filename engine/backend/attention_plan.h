@@ -26,6 +26,9 @@ struct ForwardBuffers {
   // Shaped as the problem's out_desc and lse_desc. lse may be null: not wanted.
   std::byte* out = nullptr;
   float* lse = nullptr;
+  // Largest |P| (before dropout) and |O| (before scale_o) of finite ones in rows of a sequence; 0
+  // where there are none. Null: not wanted.
+  float* amax = nullptr;
   // At least AttentionPlan::workspace_bytes() bytes, 64-byte aligned; contents undefined.
   std::span<std::byte> workspace;
   // May be null. Once it is cancelled, Forward may end early with CANCELLED and the outputs
@@ -49,6 +52,9 @@ struct BackwardBuffers {
   std::array<std::byte*, kNumInputBuffers> grads{};
   std::byte* d_bias = nullptr;        // Shaped as the bias, in dtype.
   float* d_softmax_offset = nullptr;  // [h]
+  // As in ForwardBuffers: of the gradient of q.k (scale * P * (dP - D), through a soft cap), and of
+  // dQ, dK and dV before their scales.
+  float* amax = nullptr;
   std::span<std::byte> workspace;
   const CancellationToken* cancellation = nullptr;
   DeviceQueue* queue = nullptr;

@@ -67,6 +67,7 @@ CallMemory LayOutForward(const AttentionProblem& p, bool with_lse) {
   }
   memory.outputs.Add(Piece::kOut, p.out_desc);
   if (with_lse) memory.outputs.Add(Piece::kLse, p.lse_desc);
+  if (IsFloat8(p.dtype)) memory.outputs.Add(Piece::kAmax, {DType::kFloat32, {2}});
   return memory;
 }
 
@@ -77,6 +78,7 @@ CallMemory LayOutBackward(const AttentionProblem& p) {
   memory.inputs.Add(Piece::kLse, p.lse_desc);
   memory.inputs.Add(Piece::kOutGradient, p.out_desc);
   AddInputs(p, memory.outputs);
+  if (IsFloat8(p.dtype)) memory.outputs.Add(Piece::kAmax, {DType::kFloat32, {4}});
   return memory;
 }
 
@@ -87,6 +89,7 @@ ForwardBuffers ForwardBuffersIn(const CallMemory& memory, std::byte* inputs, std
   buffers.page_table_v = Pointer<int32_t>(memory.inputs, inputs, Piece::kPageTableV);
   buffers.out = Pointer<std::byte>(memory.outputs, outputs, Piece::kOut);
   buffers.lse = Pointer<float>(memory.outputs, outputs, Piece::kLse);
+  buffers.amax = Pointer<float>(memory.outputs, outputs, Piece::kAmax);
   return buffers;
 }
 
@@ -101,6 +104,7 @@ BackwardBuffers BackwardBuffersIn(const CallMemory& memory, std::byte* inputs, s
   }
   buffers.d_bias = Pointer<std::byte>(memory.outputs, outputs, Piece::kBias);
   buffers.d_softmax_offset = Pointer<float>(memory.outputs, outputs, Piece::kSoftmaxOffset);
+  buffers.amax = Pointer<float>(memory.outputs, outputs, Piece::kAmax);
   return buffers;
 }
 

@@ -27,8 +27,9 @@ enum class Piece : uint8_t {
   kOut,
   kLse,
   kOutGradient,
+  kAmax,
 };
-inline constexpr int kNumPieces = 12;
+inline constexpr int kNumPieces = 13;
 
 inline Piece PieceOf(Buffer buffer) { return static_cast<Piece>(buffer); }
 
@@ -58,7 +59,7 @@ class BlockLayout {
 
 // Forward: inputs, bias, softmax offset and page tables; O, and LSE where it is wanted.
 // Backward: those inputs, O, LSE and dO; outputs are gradients, each under the name and with the
-// shape of what it is a gradient of.
+// shape of what it is a gradient of. Both have amax among the outputs with an FP8 dtype.
 struct CallMemory {
   BlockLayout inputs;
   BlockLayout outputs;

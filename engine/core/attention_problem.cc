@@ -1,6 +1,8 @@
 #include "engine/core/attention_problem.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <limits>
 
 namespace attnd {
@@ -28,6 +30,14 @@ KeyRange BandMask::VisibleKeys(int64_t i, int64_t q_len, int64_t kv_len) const {
   if (right) keys.last = std::min(kv_len, SaturatingAdd(SaturatingAdd(diagonal, *right), 1));
   if (keys.first >= keys.last) return {0, 0};
   return keys;
+}
+
+// With n the largest power of two up to h, the first n heads get 2^(-8k/n) for
+// k = 1, 2, ..., the others 2^(-4k/n) for k = 1, 3, ...
+double AlibiSlope(int64_t total_heads, int64_t head) {
+  const auto n = static_cast<double>(std::bit_floor(static_cast<uint64_t>(total_heads)));
+  const auto k = static_cast<double>(head);
+  return k < n ? std::exp2(-8 * (k + 1) / n) : std::exp2(-4 * (2 * (k - n) + 1) / n);
 }
 
 }  // namespace attnd

@@ -9,6 +9,7 @@
 
 #include "engine/core/attention_spec.h"
 #include "engine/core/dtype.h"
+#include "engine/core/fp8_scales.h"
 #include "engine/core/tensor_view.h"
 
 namespace attnd {
@@ -41,6 +42,9 @@ struct BandMask {
   // The visible keys of query row i, clipped to the sequence; empty ranges have first == last.
   KeyRange VisibleKeys(int64_t i, int64_t q_len, int64_t kv_len) const;
 };
+
+// ALiBi's slope of a head of a model with so many, by the published rule.
+double AlibiSlope(int64_t total_heads, int64_t head);
 
 struct AttentionProblem {
   DType dtype = DType::kUnspecified;      // Q, K, V
@@ -80,6 +84,13 @@ struct AttentionProblem {
   Dropout dropout;
   bool deterministic = false;
   bool batch_invariant = false;
+
+  // All 1 but with an FP8 dtype; then the logits above are of real values.
+  Fp8Scales fp8;
+  // What O and dO have of them: FLOAT32 is stored as it is.
+  float out_scale() const { return IsFloat8(out_dtype) ? fp8.scale_o : 1; }
+  float out_descale() const { return IsFloat8(out_dtype) ? fp8.descale_o : 1; }
+  float d_out_descale() const { return IsFloat8(out_dtype) ? fp8.descale_d_o : 1; }
 
   // Gradients lie in buffers of the inputs' shapes exactly as q, k and v do.
   TensorView q;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/core/dtype.h"
+#include "engine/core/fp8_scales.h"
 #include "engine/core/tensor_view.h"
 
 namespace attnd {
@@ -95,7 +96,7 @@ struct AttentionSpec {
   std::optional<Dropout> dropout;
   bool deterministic = false;
   bool batch_invariant = false;
-  bool has_fp8_scales = false;
+  std::optional<Fp8Scales> fp8;
   std::optional<std::array<RequestedView, 3>> views;  // q, k, v
 };
 

@@ -41,4 +41,21 @@ absl::Status CheckOutGradient(const AttentionProblem& p, const std::optional<Ten
   return CheckIs(d_out, p.out_desc, "d_out");
 }
 
+absl::Status SetBackwardScales(const StatedFp8Scales& stated, AttentionProblem& p) {
+  if (!IsFloat8(p.dtype)) {
+    return InvalidField(reason::kMisplacedField, "fp8",
+                        absl::StrCat("is set, but spec.dtype is ", View(Name(p.dtype))));
+  }
+  const Fp8Scales scales = Replaced(p.fp8, stated);
+  ATTND_RETURN_IF_ERROR(CheckFp8Scales(scales, "fp8"));
+  for (size_t i = 0; i < kNumForwardFp8Scales; ++i) {
+    const auto& [name, member] = kFp8ScaleFields[i];
+    if (scales.*member == p.fp8.*member) continue;
+    return InvalidField(reason::kInvalidField, absl::StrCat("fp8.", View(name)),
+                        absl::StrCat("is ", scales.*member, ", but forward has ", p.fp8.*member));
+  }
+  p.fp8 = scales;
+  return absl::OkStatus();
+}
+
 }  // namespace attnd

@@ -1,4 +1,4 @@
-// Element types: sizes, names, and the scalar conversions of the 16-bit ones.
+// Element types: sizes, names, and the scalar conversions of the 16-bit and 8-bit ones.
 #pragma once
 
 #include <bit>
@@ -21,6 +21,13 @@ enum class DType : uint8_t {
 // Bytes of one element; 0 for kUnspecified.
 int64_t SizeOf(DType dtype);
 
+inline bool IsFloatingPoint(DType dtype) {
+  return dtype != DType::kUnspecified && dtype != DType::kInt32;
+}
+inline bool IsFloat8(DType dtype) {
+  return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
+}
+
 // "FLOAT32", "BFLOAT16", ... as the contract spells them.
 std::string_view Name(DType dtype);
 
@@ -40,8 +47,16 @@ float Float16ToFloat(uint16_t bits);
 // Rounds to nearest even; overflows to infinity; NaN stays NaN (quiet).
 uint16_t FloatToFloat16(float value);
 
-// Element `index` of an array of kFloat32, kFloat16 or kBFloat16 elements. Stores round to nearest
-// even.
+// E4M3 has no infinity: its largest number is 448, and only 0x7f and 0xff are NaN. E5M2 is the high
+// byte of a half; its largest number is 57344.
+float Float8E4M3ToFloat(uint8_t bits);
+float Float8E5M2ToFloat(uint8_t bits);
+
+// Round to nearest even. What is beyond the largest number becomes it, infinity too; NaN stays NaN.
+uint8_t FloatToFloat8E4M3(float value);
+uint8_t FloatToFloat8E5M2(float value);
+
+// Element `index` of an array of floating point elements. Stores round as the conversions above.
 float LoadElement(DType dtype, const void* base, int64_t index);
 void StoreElement(DType dtype, void* base, int64_t index, float value);
 

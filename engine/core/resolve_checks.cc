@@ -1,7 +1,6 @@
 #include "engine/core/resolve_checks.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -85,14 +84,6 @@ absl::Status ResolveBias(const AttentionSpec& spec, const InputDescs& inputs, At
                     .head = stride(1, shape[2] * shape[3]),
                     .dim = 1};
   return absl::OkStatus();
-}
-
-// The published rule: with n the largest power of two up to h, the first n heads get 2^(-8k/n) for
-// k = 1, 2, ..., the others 2^(-4k/n) for k = 1, 3, ...
-double AlibiSlope(int64_t total_heads, int64_t head) {
-  const auto n = static_cast<double>(std::bit_floor(static_cast<uint64_t>(total_heads)));
-  const auto k = static_cast<double>(head);
-  return k < n ? std::exp2(-8 * (k + 1) / n) : std::exp2(-4 * (2 * (k - n) + 1) / n);
 }
 
 absl::Status ResolveAlibi(const AttentionSpec& spec, AttentionProblem& p) {
@@ -204,11 +195,12 @@ absl::Status CheckSpecScalars(const AttentionSpec& spec) {
     return InvalidField(reason::kMisplacedField, "spec.alibi",
                         "is set, but spec.bias_kind is not ALIBI");
   }
-  if (spec.has_fp8_scales && SizeOf(spec.dtype) != 1) {
+  if (!spec.fp8) return absl::OkStatus();
+  if (!IsFloat8(spec.dtype)) {
     return InvalidField(reason::kMisplacedField, "spec.fp8",
                         absl::StrCat("is set, but spec.dtype is ", View(Name(spec.dtype))));
   }
-  return absl::OkStatus();
+  return CheckFp8Scales(*spec.fp8, "spec.fp8");
 }
 
 absl::Status LearnSpecSizes(const AttentionSpec& spec, const AttentionProblem& p, Sizes& sizes) {
@@ -305,6 +297,7 @@ absl::Status ResolveMaskAndFeatures(const AttentionSpec& spec, const InputDescs&
   p.logit_softcap = spec.logit_softcap;
   p.deterministic = spec.deterministic;
   p.batch_invariant = spec.batch_invariant;
+  p.fp8 = spec.fp8.value_or(Fp8Scales{});
   p.dropout = spec.dropout.value_or(Dropout{});
   p.bias_kind = spec.bias_kind;
   ATTND_RETURN_IF_ERROR(ResolveMask(spec, p));

@@ -40,22 +40,20 @@ BackendInfo MakeInfo(const char* engine) {
   info.name = "cpu";
   info.engines = {engine};
   info.devices = {device};
-  info.dtypes = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+  info.dtypes = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3,
+                 DType::kFloat8E5M2};
   info.features = {"causal",       "window",  "logit_softcap", "bias_kind",     "alibi",
-                   "softmax_kind", "dropout", "page_size",     "deterministic", "batch_invariant"};
+                   "softmax_kind", "dropout", "page_size",     "deterministic", "batch_invariant",
+                   "fp8"};
   return info;
 }
 
-absl::Status CheckDType(const AttentionProblem& problem) {
-  const DType dtype = problem.dtype;
-  if (dtype != DType::kFloat32 && dtype != DType::kFloat16 && dtype != DType::kBFloat16) {
-    const std::string_view name = Name(dtype);
-    return UnimplementedField(
-        reason::kNotBuilt, "spec.dtype",
-        absl::StrCat("is ", absl::string_view(name.data(), name.size()),
-                     ", which the CPU does not compute; FLOAT32, FLOAT16 and BFLOAT16 work"));
-  }
-  return absl::OkStatus();
+absl::Status CheckSupport(const AttentionProblem& problem) {
+  if (!IsFloat8(problem.dtype) || !problem.bias) return absl::OkStatus();
+  return UnimplementedField(
+      reason::kNotSupported, "spec.bias_kind",
+      absl::StrCat("is ", problem.bias_kind == BiasKind::kPreScale ? "PRE_SCALE" : "POST_SCALE",
+                   ", which FP8 is not computed with; NONE and ALIBI work"));
 }
 
 class TiledPlan : public AttentionPlan {
@@ -114,13 +112,13 @@ CpuBackend::CpuBackend(int threads) : info_(MakeInfo("tiled")), team_(threads) {
 
 absl::StatusOr<std::unique_ptr<AttentionPlan>> CpuBackend::BuildPlan(
     const AttentionProblem& problem) {
-  ATTND_RETURN_IF_ERROR(CheckDType(problem));
+  ATTND_RETURN_IF_ERROR(CheckSupport(problem));
   return std::make_unique<TiledPlan>(problem, team_);
 }
 
 absl::StatusOr<std::unique_ptr<BackwardPlan>> CpuBackend::BuildBackwardPlan(
     const AttentionProblem& problem) {
-  ATTND_RETURN_IF_ERROR(CheckDType(problem));
+  ATTND_RETURN_IF_ERROR(CheckSupport(problem));
   ATTND_RETURN_IF_ERROR(CheckGradientViews(problem));
   return std::make_unique<TiledBackwardPlan>(problem, team_);
 }
@@ -129,13 +127,13 @@ ReferenceBackend::ReferenceBackend() : info_(MakeInfo("reference")) {}
 
 absl::StatusOr<std::unique_ptr<AttentionPlan>> ReferenceBackend::BuildPlan(
     const AttentionProblem& problem) {
-  ATTND_RETURN_IF_ERROR(CheckDType(problem));
+  ATTND_RETURN_IF_ERROR(CheckSupport(problem));
   return std::make_unique<ReferencePlan>();
 }
 
 absl::StatusOr<std::unique_ptr<BackwardPlan>> ReferenceBackend::BuildBackwardPlan(
     const AttentionProblem& problem) {
-  ATTND_RETURN_IF_ERROR(CheckDType(problem));
+  ATTND_RETURN_IF_ERROR(CheckSupport(problem));
   ATTND_RETURN_IF_ERROR(CheckGradientViews(problem));
   return std::make_unique<ReferenceBackwardPlan>();
 }

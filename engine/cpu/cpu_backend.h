@@ -1,9 +1,10 @@
 // Attention on the CPU: the tiled path that serves, and the reference loop behind the same
 // interface, so that one conformance suite runs on both.
 //
-// Both compute FLOAT32, FLOAT16 and BFLOAT16 with any strides, THD, paged K and V, GQA, causal
-// masks, windows, soft cap, biases, sinks and dropout, and the gradients of the problems that
-// CheckGradientViews passes. FP8 is refused.
+// Both compute every floating point type with any strides, THD, paged K and V, GQA, causal masks,
+// windows, soft cap, biases, sinks and dropout, and the gradients of the problems that
+// CheckGradientViews passes. FP8 has no dense bias; S and dP stay in float32, so that scale_s,
+// descale_s, scale_d_p and descale_d_p have no effect.
 #pragma once
 
 #include <memory>

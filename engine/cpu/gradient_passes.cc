@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "engine/core/status.h"
+#include "engine/cpu/amax.h"
 #include "engine/cpu/gradient_kernels.h"
 #include "engine/cpu/panel_product.h"
 #include "engine/cpu/reference_row.h"
@@ -39,10 +40,41 @@ absl::Status CheckLse(const BackwardContext& context, const SequenceHead& at, in
                       "logarithm of the softmax's denominator");
 }
 
-// `factor` times row j of a matrix, to the gradient that lies like `like` in the inputs.
-void StoreGradientRow(const BackwardContext& context, const TensorView& view, const HeadRows& like,
-                      int64_t j, float factor, const float* values) {
-  const auto buffer = static_cast<size_t>(view.buffer);
+// The gradient of Q, K or V: `factor` times what was summed, and stored times `scale`.
+struct Gradient {
+  const TensorView& view;
+  float factor;
+  float scale;
+  float* amax;  // Of this gradient; null: not wanted.
+};
+
+float* AmaxAt(const BackwardContext& context, int64_t number) {
+  return context.buffers.amax == nullptr ? nullptr : context.buffers.amax + number;
+}
+
+Gradient QueryGradient(const BackwardContext& context) {
+  const AttentionProblem& p = context.problem;
+  return {p.q, static_cast<float>(p.scale), p.fp8.scale_d_q, AmaxAt(context, 1)};
+}
+
+Gradient KeyGradient(const BackwardContext& context) {
+  const AttentionProblem& p = context.problem;
+  return {p.k, static_cast<float>(p.scale), p.fp8.scale_d_k, AmaxAt(context, 2)};
+}
+
+Gradient ValueGradient(const BackwardContext& context) {
+  const AttentionProblem& p = context.problem;
+  return {p.v, 1, p.fp8.scale_d_v, AmaxAt(context, 3)};
+}
+
+// Row j, which lies in its buffer as row j of `like` does in the inputs.
+void StoreGradientRow(const BackwardContext& context, const Gradient& gradient,
+                      const HeadRows& like, int64_t j, const float* values) {
+  if (gradient.amax != nullptr) {
+    RaiseAmax(gradient.amax, LargestOf(values, like.cols) * gradient.factor);
+  }
+  const float factor = gradient.factor * gradient.scale;
+  const auto buffer = static_cast<size_t>(gradient.view.buffer);
   std::byte* to = context.buffers.grads[buffer] + (like.base - context.buffers.inputs[buffer]) +
                   j * like.seq_stride * SizeOf(like.dtype);
   if (like.dim_stride == 1) {
@@ -77,15 +109,20 @@ absl::Status StoreQueryGradients(const BackwardContext& context, const Tile& til
                                  const GradientScratch& s) {
   const AttentionProblem& p = context.problem;
   const int64_t d_qk = RoundUp(p.head_dim_qk, kLaneGroup);
+  const Gradient gradient = QueryGradient(context);
   for (int64_t r = 0; r < tile.rows(); ++r) {
     const SequenceHead at = {tile.sequence, tile.HeadOf(r)};
     if (!IsEmpty(s.visible[r])) {
       const float sink = SinkOf(p, context.buffers.softmax_offset, at.head);
       const float sum = s.sum[r] + std::exp(sink - s.lse[r]);
-      if (std::abs(sum - 1) > 1e-2f) ATTND_RETURN_IF_ERROR(CheckLse(context, at, tile.QueryOf(r)));
+      // A sum that is NaN beside an LSE that is not has it from the inputs.
+      if (std::abs(sum - 1) > 1e-2f || std::isnan(s.lse[r])) {
+        ATTND_RETURN_IF_ERROR(CheckNotCancelled(context));
+        ATTND_RETURN_IF_ERROR(CheckLse(context, at, tile.QueryOf(r)));
+      }
     }
-    StoreGradientRow(context, p.q, QueryRows(p, context.inputs, at.sequence, at.head),
-                     tile.QueryOf(r), static_cast<float>(p.scale), s.dq + r * d_qk);
+    StoreGradientRow(context, gradient, QueryRows(p, context.inputs, at.sequence, at.head),
+                     tile.QueryOf(r), s.dq + r * d_qk);
   }
   return absl::OkStatus();
 }
@@ -99,8 +136,8 @@ absl::Status ComputeRowSums(const BackwardContext& context, const RowBlock& rows
   const int64_t last_row = std::min(extent.q_len, rows.first_row + rows.num_rows);
   for (int64_t n = 0; n < p.num_heads; ++n) {
     const SequenceHead at = {rows.sequence, n};
-    const HeadRows out = OutRows(p, context.buffers.out, at);
-    const HeadRows d_out = OutRows(p, context.buffers.d_out, at);
+    const HeadRows out = OutRows(context, at);
+    const HeadRows d_out = OutGradientRows(context, at);
     for (int64_t row = rows.first_row; row < last_row; ++row) {
       const int64_t element = LseElement(p, at, row);
       const KeyRange keys = p.mask.VisibleKeys(row, extent.q_len, extent.kv_len);
@@ -139,15 +176,20 @@ absl::Status ComputeKeyGradients(const BackwardContext& context, const KeyBlock&
     gradient.ReadPanel(panel);
     ForEachKeyTile(block.keys, [&](const KeyRange& keys) {
       const KeyRange computed = gradient.ComputeBlock(panel, keys, /*through_cap=*/true);
+      if (context.buffers.amax != nullptr) {
+        RaiseAmax(context.buffers.amax,
+                  LargestOf(s.d_logits, (computed.last - computed.first) * kPanelRows) *
+                      static_cast<float>(p.scale));
+      }
       if (!IsEmpty(computed)) gradient.AddToKeyGradients(panel, computed);
     });
   }
+  const Gradient dk = KeyGradient(context), dv = ValueGradient(context);
   const HeadRows k = KeyRows(p, context.inputs, block.sequence, block.kv_head);
   const HeadRows v = ValueRows(p, context.inputs, block.sequence, block.kv_head);
   for (int64_t j = 0; j < count; ++j) {
-    StoreGradientRow(context, p.k, k, block.keys.first + j, static_cast<float>(p.scale),
-                     s.dk + j * d_qk);
-    StoreGradientRow(context, p.v, v, block.keys.first + j, 1, s.dv + j * d_v);
+    StoreGradientRow(context, dk, k, block.keys.first + j, s.dk + j * d_qk);
+    StoreGradientRow(context, dv, v, block.keys.first + j, s.dv + j * d_v);
   }
   return absl::OkStatus();
 }

@@ -52,6 +52,7 @@ HeadRows QueryRows(const AttentionProblem& problem, const ForwardBuffers& buffer
       i * view.strides.batch + q_row * view.start_multiplier + n * view.strides.head;
   HeadRows rows = MakeRows(problem, buffers, view, start);
   rows.cols = problem.head_dim_qk;
+  rows.factor = problem.fp8.descale_q;
   return rows;
 }
 
@@ -59,6 +60,7 @@ HeadRows KeyRows(const AttentionProblem& problem, const ForwardBuffers& buffers,
                  int64_t n) {
   HeadRows rows = MakeKvRows(problem, buffers, problem.k, i, n);
   rows.cols = problem.head_dim_qk;
+  rows.factor = problem.fp8.descale_k;
   if (problem.is_paged) rows.pages = buffers.page_table_k + i * problem.pages_per_sequence;
   return rows;
 }
@@ -67,6 +69,7 @@ HeadRows ValueRows(const AttentionProblem& problem, const ForwardBuffers& buffer
                    int64_t n) {
   HeadRows rows = MakeKvRows(problem, buffers, problem.v, i, n);
   rows.cols = problem.head_dim_v;
+  rows.factor = problem.fp8.descale_v;
   if (problem.is_paged) rows.pages = buffers.page_table_v + i * problem.pages_per_sequence;
   return rows;
 }
@@ -84,11 +87,10 @@ HeadRows BiasRows(const AttentionProblem& problem, const std::byte* bias, const 
   return rows;
 }
 
-void GatherRows(const HeadRows& rows, int64_t first, int64_t count, float* dst,
-                int64_t dst_stride) {
-  for (int64_t j = 0; j < count && dst_stride > rows.cols; ++j) {
-    std::fill(dst + j * dst_stride + rows.cols, dst + (j + 1) * dst_stride, 0.0f);
-  }
+namespace {
+
+// GatherRows without the zeros and the factor.
+void CopyRows(const HeadRows& rows, int64_t first, int64_t count, float* dst, int64_t dst_stride) {
   if (rows.dim_stride != 1) {
     for (int64_t j = 0; j < count; ++j) {
       const std::byte* row = RowStart(rows, first + j);
@@ -105,6 +107,20 @@ void GatherRows(const HeadRows& rows, int64_t first, int64_t count, float* dst,
     ToFloat({rows.dtype, RowStart(rows, first + j), rows.seq_stride, run, rows.cols,
              dst + j * dst_stride, dst_stride});
     j += run;
+  }
+}
+
+}  // namespace
+
+void GatherRows(const HeadRows& rows, int64_t first, int64_t count, float* dst,
+                int64_t dst_stride) {
+  for (int64_t j = 0; j < count && dst_stride > rows.cols; ++j) {
+    std::fill(dst + j * dst_stride + rows.cols, dst + (j + 1) * dst_stride, 0.0f);
+  }
+  CopyRows(rows, first, count, dst, dst_stride);
+  if (rows.factor == 1) return;
+  for (int64_t j = 0; j < count; ++j) {
+    for (int64_t c = 0; c < rows.cols; ++c) dst[j * dst_stride + c] *= rows.factor;
   }
 }
 

@@ -1,11 +1,13 @@
 #include "engine/cpu/reference_attention.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <vector>
 
 #include "engine/core/status.h"
+#include "engine/cpu/amax.h"
 #include "engine/cpu/reference_row.h"
 
 namespace attnd {
@@ -24,6 +26,7 @@ class ForwardLoop {
 
   void Run() {
     ClearOutputs();
+    if (b_.amax != nullptr) std::fill_n(b_.amax, 2, 0.0f);
     for (int64_t i = 0; i < p_.batch; ++i) {
       for (int64_t n = 0; n < p_.num_heads; ++n) {
         const int64_t q_len = p_.sequences[static_cast<size_t>(i)].q_len;
@@ -41,9 +44,11 @@ class ForwardLoop {
       const int64_t v = row_.ValueElement(i, n, cell.j);
       const double weight = cell.weight * cell.keep_factor;
       for (int64_t c = 0; c < p_.head_dim_v; ++c) {
-        o_[static_cast<size_t>(c)] += weight * row_.Load(p_.v, v + c * p_.v.strides.dim);
+        o_[static_cast<size_t>(c)] += weight * row_.LoadV(v + c * p_.v.strides.dim);
       }
     }
+    for (const ReferenceCell& cell : row_.cells()) RaiseAmax(b_.amax, cell.weight);
+    for (const double o : o_) RaiseAmax(b_.amax == nullptr ? nullptr : b_.amax + 1, o);
     const int64_t q_row = p_.sequences[static_cast<size_t>(i)].q_row;
     StoreRow(p_.q_is_thd ? 0 : i, p_.q_is_thd ? q_row + row : row, n, row_.lse());
   }
@@ -66,7 +71,7 @@ class ForwardLoop {
     const int64_t start = i * os.batch + row * os.seq + n * os.head;
     for (int64_t c = 0; c < p_.head_dim_v; ++c) {
       StoreElement(p_.out_dtype, b_.out + p_.out.byte_offset, start + c * os.dim,
-                   static_cast<float>(o_[static_cast<size_t>(c)]));
+                   static_cast<float>(o_[static_cast<size_t>(c)] * p_.out_scale()));
     }
     if (b_.lse == nullptr) return;
     b_.lse[i * p_.lse.batch + row * p_.lse.seq + n * p_.lse.head] = static_cast<float>(lse);
@@ -81,7 +86,7 @@ class ForwardLoop {
 }  // namespace
 
 absl::Status ReferenceForward(const AttentionProblem& problem, const ForwardBuffers& buffers) {
-  if (SizeOf(problem.dtype) < 2) {
+  if (!IsFloatingPoint(problem.dtype)) {
     return MakeError(absl::StatusCode::kInternal, reason::kInternal, "",
                      "the reference loop was given a problem that it does not compute");
   }

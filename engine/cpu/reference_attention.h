@@ -9,8 +9,8 @@
 
 namespace attnd {
 
-// Computes `problem` for FLOAT32, FLOAT16 and BFLOAT16 inputs (others: INTERNAL) with any strides,
-// dense, THD or paged. With x_j the logit of AttentionProblem and a sink that is nothing, 0 or the
+// Computes `problem` for floating point inputs (others: INTERNAL) with any strides, dense, THD or
+// paged. With x_j the logit of AttentionProblem and a sink that is nothing, 0 or the
 // head's softmax offset:
 //   P_j = exp(x_j - LSE),  LSE = ln(exp(sink) + sum_j exp(x_j))  over the keys that the mask shows
 //   O = sum_j keep_j / (1 - p) * P_j v_j
@@ -20,7 +20,8 @@ namespace attnd {
 // visible logit makes O and LSE NaN. Uses no workspace. Thread-safe for distinct outputs.
 absl::Status ReferenceForward(const AttentionProblem& problem, const ForwardBuffers& buffers);
 
-// The same for query row `row` of head `n` of sequence `i` alone: writes that row of out and lse.
+// The same for query row `row` of head `n` of sequence `i` alone: writes that row of out and lse,
+// and raises amax (which starts at 0) to what it has.
 void ReferenceForwardRow(const AttentionProblem& problem, const ForwardBuffers& buffers, int64_t i,
                          int64_t n, int64_t row);
 

@@ -5,10 +5,12 @@
 // and a bias gets dx_j where it is added to the capped logit, what dq gets of dx_j where it is
 // added to q.k.
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "engine/core/status.h"
+#include "engine/cpu/amax.h"
 #include "engine/cpu/reference_attention.h"
 #include "engine/cpu/reference_row.h"
 
@@ -31,6 +33,9 @@ class BackwardLoop {
                        .softmax_offset = buffers.softmax_offset}),
         d_qk_(static_cast<size_t>(problem.head_dim_qk)),
         d_v_(static_cast<size_t>(problem.head_dim_v)),
+        dq_out_(OutputOf(p_.q, d_qk_, p_.fp8.scale_d_q, 1)),
+        dk_out_(OutputOf(p_.k, d_qk_, p_.fp8.scale_d_k, 2)),
+        dv_out_(OutputOf(p_.v, d_v_, p_.fp8.scale_d_v, 3)),
         dq_(d_qk_),
         do_(d_v_),
         d_bias_(ElementsOf(problem.bias)),
@@ -38,6 +43,7 @@ class BackwardLoop {
 
   void Run() {
     ClearGradients();
+    if (b_.amax != nullptr) std::fill_n(b_.amax, 4, 0.0f);
     for (int64_t i = 0; i < p_.batch; ++i) {
       for (int64_t n = 0; n < p_.num_kv_heads; ++n) RunKvHead(i, n);
     }
@@ -71,8 +77,8 @@ class BackwardLoop {
       for (int64_t row = 0; row < extent.q_len; ++row) RunRow(i, n, row);
     }
     for (int64_t j = 0; j < extent.kv_len; ++j) {
-      StoreRow(p_.k, row_.KeyElement(i, first, j), &dk_[static_cast<size_t>(j) * d_qk_], d_qk_);
-      StoreRow(p_.v, row_.ValueElement(i, first, j), &dv_[static_cast<size_t>(j) * d_v_], d_v_);
+      StoreRow(dk_out_, row_.KeyElement(i, first, j), &dk_[static_cast<size_t>(j) * d_qk_]);
+      StoreRow(dv_out_, row_.ValueElement(i, first, j), &dv_[static_cast<size_t>(j) * d_v_]);
     }
   }
 
@@ -82,13 +88,14 @@ class BackwardLoop {
     const int64_t d_out = row_.QueryElement(p_.out, i, n, row);
     for (size_t c = 0; c < d_v_; ++c) {
       do_[c] = LoadElement(p_.out_dtype, b_.d_out + p_.out.byte_offset,
-                           d_out + static_cast<int64_t>(c) * p_.out.strides.dim);
+                           d_out + static_cast<int64_t>(c) * p_.out.strides.dim) *
+               p_.d_out_descale();
     }
     const double d = ComputeWeightGradients(i, n);
     if (!d_sink_.empty()) d_sink_[static_cast<size_t>(n)] -= row_.sink_weight() * d;
     dq_.assign(d_qk_, 0.0);
     for (size_t x = 0; x < dp_.size(); ++x) AddLogitGradient(i, n, row, x, d);
-    StoreRow(p_.q, row_.QueryElement(p_.q, i, n, row), dq_.data(), d_qk_);
+    StoreRow(dq_out_, row_.QueryElement(p_.q, i, n, row), dq_.data());
   }
 
   // dO [d_v], V [cells, d_v] -> dP [cells], and adds to dV. Returns D.
@@ -102,7 +109,7 @@ class BackwardLoop {
       double* dv = &dv_[static_cast<size_t>(cell.j) * d_v_];
       for (size_t c = 0; c < d_v_; ++c) {
         const int64_t component = static_cast<int64_t>(c) * p_.v.strides.dim;
-        dp_.back() += cell.keep_factor * do_[c] * row_.Load(p_.v, v + component);
+        dp_.back() += cell.keep_factor * do_[c] * row_.LoadV(v + component);
         dv[c] += cell.keep_factor * cell.weight * do_[c];
       }
       d += cell.weight * dp_.back();
@@ -115,10 +122,11 @@ class BackwardLoop {
     const ReferenceCell& cell = row_.cells()[x];
     const double dx = cell.weight * (dp_[x] - d);
     const double d_product = p_.scale * cell.cap_slope * dx;
+    RaiseAmax(b_.amax, static_cast<float>(d_product));
     const int64_t k = row_.KeyElement(i, n, cell.j);
     double* dk = &dk_[static_cast<size_t>(cell.j) * d_qk_];
     for (size_t c = 0; c < d_qk_; ++c) {
-      dq_[c] += d_product * row_.Load(p_.k, k + static_cast<int64_t>(c) * p_.k.strides.dim);
+      dq_[c] += d_product * row_.LoadK(k + static_cast<int64_t>(c) * p_.k.strides.dim);
       dk[c] += d_product * row_.q()[c];
     }
     if (d_bias_.empty()) return;
@@ -126,11 +134,23 @@ class BackwardLoop {
         p_.bias_kind == BiasKind::kPreScale ? d_product : dx;
   }
 
-  void StoreRow(const TensorView& view, int64_t element, const double* values, size_t count) {
-    std::byte* base = b_.grads[static_cast<size_t>(view.buffer)] + view.byte_offset;
-    for (size_t c = 0; c < count; ++c) {
-      Store(base, static_cast<size_t>(element) + c * static_cast<size_t>(view.strides.dim),
-            values[c]);
+  // Where rows of a gradient go.
+  struct Output {
+    const TensorView& view;
+    size_t count;  // Of a row's elements.
+    float scale;
+    float* amax;
+  };
+  Output OutputOf(const TensorView& view, size_t count, float scale, int64_t amax) const {
+    return {view, count, scale, b_.amax == nullptr ? nullptr : b_.amax + amax};
+  }
+
+  void StoreRow(const Output& out, int64_t element, const double* values) {
+    std::byte* base = b_.grads[static_cast<size_t>(out.view.buffer)] + out.view.byte_offset;
+    for (size_t c = 0; c < out.count; ++c) {
+      RaiseAmax(out.amax, static_cast<float>(values[c]));
+      Store(base, static_cast<size_t>(element) + c * static_cast<size_t>(out.view.strides.dim),
+            values[c] * out.scale);
     }
   }
 
@@ -142,6 +162,7 @@ class BackwardLoop {
   const BackwardBuffers& b_;
   ReferenceRow row_;
   const size_t d_qk_, d_v_;
+  const Output dq_out_, dk_out_, dv_out_;
   Doubles dq_, do_, dp_;  // Of one row.
   Doubles dk_, dv_;       // [kv_len, d_qk] and [kv_len, d_v] of one sequence and KV head.
   Doubles d_bias_, d_sink_;
@@ -150,7 +171,7 @@ class BackwardLoop {
 }  // namespace
 
 absl::Status ReferenceBackward(const AttentionProblem& problem, const BackwardBuffers& buffers) {
-  if (SizeOf(problem.dtype) < 2) {
+  if (!IsFloatingPoint(problem.dtype)) {
     return MakeError(absl::StatusCode::kInternal, reason::kInternal, "",
                      "the reference loop was given a problem that it does not compute");
   }

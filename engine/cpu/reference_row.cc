@@ -20,7 +20,7 @@ void ReferenceRow::Compute(int64_t i, int64_t n, int64_t row) {
   if (keys.first < keys.last) {
     const int64_t start = QueryElement(p_.q, i, n, row);
     for (int64_t c = 0; c < p_.head_dim_qk; ++c) {
-      q_[static_cast<size_t>(c)] = Load(p_.q, start + c * p_.q.strides.dim);
+      q_[static_cast<size_t>(c)] = LoadQ(start + c * p_.q.strides.dim);
     }
   }
   for (int64_t j = keys.first; j < keys.last; ++j) {
@@ -38,7 +38,7 @@ void ReferenceRow::ComputeLogit(int64_t i, int64_t n, int64_t row, ReferenceCell
   const int64_t k = KeyElement(i, n, cell.j);
   double x = 0;
   for (int64_t c = 0; c < p_.head_dim_qk; ++c) {
-    x += q_[static_cast<size_t>(c)] * Load(p_.k, k + c * p_.k.strides.dim);
+    x += q_[static_cast<size_t>(c)] * LoadK(k + c * p_.k.strides.dim);
   }
   const auto bias = [&] { return LoadElement(p_.dtype, in_.bias, BiasElement(i, n, row, cell.j)); };
   if (p_.bias_kind == BiasKind::kPreScale) x += bias();

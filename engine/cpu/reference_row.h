@@ -52,12 +52,16 @@ class ReferenceRow {
   // Of a dense bias: the cell's element.
   int64_t BiasElement(int64_t i, int64_t n, int64_t row, int64_t j) const;
 
+  // Real values.
+  double LoadQ(int64_t element) const { return Load(p_.q, element) * p_.fp8.descale_q; }
+  double LoadK(int64_t element) const { return Load(p_.k, element) * p_.fp8.descale_k; }
+  double LoadV(int64_t element) const { return Load(p_.v, element) * p_.fp8.descale_v; }
+
+ private:
   double Load(const TensorView& view, int64_t element) const {
     const std::byte* base = in_.buffers[static_cast<size_t>(view.buffer)] + view.byte_offset;
     return LoadElement(p_.dtype, base, element);
   }
-
- private:
   void ComputeLogit(int64_t i, int64_t n, int64_t row, ReferenceCell& cell) const;
   void Normalize(int64_t n);
   double Sink(int64_t n) const;

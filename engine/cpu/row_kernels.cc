@@ -139,6 +139,8 @@ void WidenRow(DType dtype, const void* src, int64_t n, float* dst) {
   const auto* halves = static_cast<const uint16_t*>(src);
   if (dtype == DType::kBFloat16) {
     Widen(halves, n, dst, [](BitsVec bits) HWY_ATTR { return FromBFloat16(bits); });
+  } else if (IsFloat8(dtype)) {
+    for (int64_t k = 0; k < n; ++k) dst[k] = LoadElement(dtype, src, k);
   } else {
     Widen(halves, n, dst, [](BitsVec bits) HWY_ATTR { return FromFloat16(bits); });
   }
@@ -176,6 +178,8 @@ void FromScaledFloat(const float* src, float factor, int64_t n, DType dtype, voi
   auto* halves = static_cast<uint16_t*>(dst);
   if (dtype == DType::kBFloat16) {
     Narrow(src, factor, n, halves, [](FloatVec value) HWY_ATTR { return ToBFloat16(value); });
+  } else if (IsFloat8(dtype)) {
+    for (int64_t k = 0; k < n; ++k) StoreElement(dtype, dst, k, src[k] * factor);
   } else {
     Narrow(src, factor, n, halves, [](FloatVec value) HWY_ATTR { return ToFloat16(value); });
   }

@@ -1,5 +1,6 @@
 // Loops over one row of elements: conversions to and from float32, and a check for NaN and
-// infinity. Vectorised with Highway, which picks the instruction set when the program runs.
+// infinity. Vectorised (FP8 excepted) with Highway, which picks the instruction set when the
+// program runs.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 
 namespace attnd {
 
-// Rows of contiguous FLOAT32, FLOAT16 or BFLOAT16 to become float32. src may have any alignment.
+// Rows of contiguous floating point elements to become float32. src may have any alignment.
 struct RowsToFloat {
   DType dtype = DType::kUnspecified;
   const std::byte* src = nullptr;
@@ -21,7 +22,7 @@ struct RowsToFloat {
 };
 void ToFloat(const RowsToFloat& rows);
 
-// dst[k] = src[k] * factor, rounded to nearest even. `dst` may have any alignment.
+// dst[k] = src[k] * factor, rounded as StoreElement does. `dst` may have any alignment.
 void FromScaledFloat(const float* src, float factor, int64_t n, DType dtype, void* dst);
 
 bool AllFinite(const float* src, int64_t n);

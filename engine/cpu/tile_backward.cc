@@ -13,16 +13,8 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-}  // namespace
-
-int64_t LseElement(const AttentionProblem& problem, const SequenceHead& at, int64_t row) {
-  const Strides& s = problem.lse;
-  const int64_t q_row = problem.sequences[static_cast<size_t>(at.sequence)].q_row;
-  return (problem.q_is_thd ? q_row + row : row) * s.seq + at.head * s.head +
-         (problem.q_is_thd ? 0 : at.sequence * s.batch);
-}
-
-HeadRows OutRows(const AttentionProblem& problem, const std::byte* base, const SequenceHead& at) {
+// Rows of a tensor that lies as O does.
+HeadRows RowsAt(const AttentionProblem& problem, const std::byte* base, const SequenceHead& at) {
   const Strides& s = problem.out.strides;
   const int64_t q_row = problem.sequences[static_cast<size_t>(at.sequence)].q_row;
   HeadRows rows;
@@ -33,6 +25,27 @@ HeadRows OutRows(const AttentionProblem& problem, const std::byte* base, const S
   rows.cols = problem.head_dim_v;
   rows.seq_stride = s.seq;
   rows.dim_stride = s.dim;
+  return rows;
+}
+
+}  // namespace
+
+int64_t LseElement(const AttentionProblem& problem, const SequenceHead& at, int64_t row) {
+  const Strides& s = problem.lse;
+  const int64_t q_row = problem.sequences[static_cast<size_t>(at.sequence)].q_row;
+  return (problem.q_is_thd ? q_row + row : row) * s.seq + at.head * s.head +
+         (problem.q_is_thd ? 0 : at.sequence * s.batch);
+}
+
+HeadRows OutRows(const BackwardContext& context, const SequenceHead& at) {
+  HeadRows rows = RowsAt(context.problem, context.buffers.out, at);
+  rows.factor = context.problem.out_descale();
+  return rows;
+}
+
+HeadRows OutGradientRows(const BackwardContext& context, const SequenceHead& at) {
+  HeadRows rows = RowsAt(context.problem, context.buffers.d_out, at);
+  rows.factor = context.problem.d_out_descale();
   return rows;
 }
 
@@ -77,8 +90,8 @@ void GradientTile::ReadPanel(const GradientPanel& panel) {
     const int64_t piece = std::min(panel.rows - r, tile_.first_row + tile_.num_rows - row);
     GatherRows(QueryRows(p_, context_.inputs, tile_.sequence, n), row, piece, s_.q_rows + r * d_qk_,
                d_qk_);
-    GatherRows(OutRows(p_, context_.buffers.d_out, {tile_.sequence, n}), row, piece,
-               s_.d_out_rows + r * d_v_, d_v_);
+    GatherRows(OutGradientRows(context_, {tile_.sequence, n}), row, piece, s_.d_out_rows + r * d_v_,
+               d_v_);
     r += piece;
   }
   for (int64_t lane = 0; lane < kPanelRows; ++lane) {

@@ -23,8 +23,9 @@ struct BackwardContext {
 // Where row `row` of head n of sequence i has its LSE, in elements of the lse buffer.
 int64_t LseElement(const AttentionProblem& problem, const SequenceHead& at, int64_t row);
 
-// Rows of O or dO of one head, at `base`.
-HeadRows OutRows(const AttentionProblem& problem, const std::byte* base, const SequenceHead& at);
+// Rows of O, or dO, of one head.
+HeadRows OutRows(const BackwardContext& context, const SequenceHead& at);
+HeadRows OutGradientRows(const BackwardContext& context, const SequenceHead& at);
 
 struct GradientPanel {
   int64_t number = 0;  // Of the tile's.

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 
+#include "engine/cpu/amax.h"
 #include "engine/cpu/head_rows.h"
 #include "engine/cpu/reference_attention.h"
 #include "engine/cpu/row_kernels.h"
@@ -85,7 +86,7 @@ void WriteRow(const TileContext& context, const RowState& state, int64_t r, int6
   const bool is_empty = state.m[r] == -kInfinity;  // Then acc may hold 0 * NaN.
   float* o = state.acc + r * state.acc_stride;
   if (is_empty) std::fill(o, o + p.head_dim_v, 0.0f);
-  const float factor = is_empty ? 0.0f : 1.0f / state.l[r];
+  const float factor = is_empty ? 0.0f : 1.0f / state.l[r] * p.out_scale();
   std::byte* out = context.buffers.out + p.out.byte_offset + element * SizeOf(p.out_dtype);
   if (p.out.strides.dim == 1) {
     FromScaledFloat(o, factor, p.head_dim_v, p.out_dtype, out);
@@ -94,6 +95,22 @@ void WriteRow(const TileContext& context, const RowState& state, int64_t r, int6
   for (int64_t c = 0; c < p.head_dim_v; ++c) {
     StoreElement(p.out_dtype, out, c * p.out.strides.dim, o[c] * factor);
   }
+}
+
+// Before sinks are added. The largest P of a row is that of its maximum, exp(0) over the sum.
+void RaiseRowsAmax(const TileContext& context, const Tile& tile, const RowState& state) {
+  const AttentionProblem& p = context.problem;
+  float weight = 0, out = 0;
+  for (int64_t r = 0; r < state.count; ++r) {
+    if (state.m[r] == -kInfinity) continue;
+    const float sink =
+        SinkOf(p, context.buffers.softmax_offset, tile.HeadOf(state.first + r)) - state.m[r];
+    const float factor = 1 / (state.l[r] + std::exp(sink));
+    weight = std::max(weight, factor);
+    out = std::max(out, LargestOf(state.acc + r * state.acc_stride, p.head_dim_v) * factor);
+  }
+  RaiseAmax(context.buffers.amax, weight);
+  RaiseAmax(context.buffers.amax + 1, out);
 }
 
 // Once for each row, when all its keys are in. Rows without keys stay as they are.
@@ -136,6 +153,7 @@ void StorePartialRows(const Tile& tile, const RowState& state, int64_t d_v) {
 }
 
 void WriteRows(const TileContext& context, const Tile& tile, const RowState& state) {
+  if (context.buffers.amax != nullptr) RaiseRowsAmax(context, tile, state);
   if (context.problem.softmax_kind != SoftmaxKind::kVanilla) AddSinks(context, tile, state);
   ForEachRow(context, tile, state, [&](int64_t r, int64_t i, int64_t row, int64_t n) {
     WriteRow(context, state, r, OutElement(context.problem, i, row, n));

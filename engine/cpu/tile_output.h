@@ -28,8 +28,8 @@ struct RowState {
 // Keeps the rows as partial results of the tile's chunk.
 void StorePartialRows(const Tile& tile, const RowState& state, int64_t d_v);
 
-// Writes the rows of out and lse, and computes again what float32 could not hold. Changes the
-// state.
+// Writes the rows of out and lse, raises amax to what they have, and computes again what float32
+// could not hold. Changes the state.
 void WriteRows(const TileContext& context, const Tile& tile, const RowState& state);
 
 // Merges the partial results of all chunks of the tile (tile.chunk is 0) and writes its rows.

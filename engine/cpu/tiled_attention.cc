@@ -1,5 +1,7 @@
 #include "engine/cpu/tiled_attention.h"
 
+#include <algorithm>
+
 #include "engine/core/status.h"
 #include "engine/cpu/team_call.h"
 #include "engine/cpu/tile_output.h"
@@ -20,6 +22,7 @@ absl::Status TiledForward(const AttentionProblem& problem, const ForwardBuffers&
   }
   plan.Bind(buffers.workspace);
 
+  if (buffers.amax != nullptr) std::fill_n(buffers.amax, 2, 0.0f);
   const TileContext context = {problem, buffers};
   const int64_t tasks = plan.num_tasks();
   const int threads = WorthwhileThreads(problem, 1, team.size());

@@ -109,6 +109,7 @@ absl::Status TiledBackward(const AttentionProblem& problem, const BackwardBuffer
                      "the workspace is smaller than the plan asked for");
   }
   plan.Bind(buffers.workspace);
+  if (buffers.amax != nullptr) std::fill_n(buffers.amax, 4, 0.0f);
   const BackwardContext context = {problem, buffers, InputsOf(buffers), plan.d()};
   const int threads = WorthwhileThreads(problem, kProducts, team.size());
   ATTND_RETURN_IF_ERROR(Prepare(context, plan, team, threads));

@@ -14,9 +14,9 @@ namespace attnd {
 // lengths within it.
 int64_t TiledBackwardWorkspaceBytes(const AttentionProblem& problem, int threads);
 
-// What BackwardPlan::Backward promises, for problems that CheckGradientViews passes, in FLOAT32,
-// FLOAT16 and BFLOAT16. Results have the same bits on every team, whatever the other sequences of
-// the batch are. d_bias and d_softmax_offset may be null where they are not wanted.
+// What BackwardPlan::Backward promises, for problems that CheckGradientViews passes. Results have
+// the same bits on every team, whatever the other sequences of the batch are. d_bias and
+// d_softmax_offset may be null where they are not wanted.
 //
 // INVALID_ARGUMENT (lse) where a row's P does not sum to 1, INTERNAL for a workspace that is too
 // small, CANCELLED where the call was cancelled: then the gradients are undefined.

@@ -3,8 +3,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/core/gradient_views.h"
 #include "engine/core/status.h"
+#include "engine/cuda/cudnn_backward_plan.h"
 #include "engine/cuda/cudnn_plan.h"
+#include "engine/cuda/tiled_plan.h"
 
 namespace attnd {
 namespace {
@@ -34,11 +37,13 @@ absl::StatusOr<BackendInfo> Probe(int device) {
   }
   BackendInfo info;
   info.name = "cuda";
-  info.engines = {"cudnn_dense", "cudnn_ragged", "cudnn_paged"};
+  info.engines = {"cudnn_dense", "cudnn_ragged", "cudnn_paged", std::string(kTiledEngine)};
   info.devices = {{properties.name, static_cast<int64_t>(properties.totalGlobalMem),
                    properties.multiProcessorCount}};
-  info.dtypes = {DType::kFloat16, DType::kBFloat16};
-  info.features = {"causal", "window", "page_size"};
+  info.dtypes = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3,
+                 DType::kFloat8E5M2};
+  info.features = {"causal",       "window",  "page_size",     "logit_softcap",  "bias_kind",
+                   "softmax_kind", "dropout", "deterministic", "batch_invariant"};
   return info;
 }
 
@@ -66,7 +71,7 @@ CudnnBackend::GraphCache::Result CudnnBackend::GraphFor(const SdpaDescription& d
   });
 }
 
-absl::StatusOr<std::unique_ptr<AttentionPlan>> CudnnBackend::BuildPlan(
+absl::StatusOr<std::unique_ptr<AttentionPlan>> CudnnBackend::BuildCudnnPlan(
     const AttentionProblem& problem) {
   ATTND_ASSIGN_OR_RETURN(SdpaDescription d, DescribeSdpa(problem));
   GraphCache::Result graph = GraphFor(d);
@@ -79,14 +84,36 @@ absl::StatusOr<std::unique_ptr<AttentionPlan>> CudnnBackend::BuildPlan(
   return std::make_unique<CudnnPlan>(problem, d, *std::move(graph));
 }
 
+absl::StatusOr<std::unique_ptr<BackwardPlan>> CudnnBackend::BuildCudnnBackwardPlan(
+    const AttentionProblem& problem) {
+  ATTND_ASSIGN_OR_RETURN(const SdpaDescription d, DescribeSdpaBackward(problem));
+  ATTND_ASSIGN_OR_RETURN(std::shared_ptr<const SdpaGraph> graph, GraphFor(d));
+  return std::make_unique<CudnnBackwardPlan>(problem, d, std::move(graph));
+}
+
+absl::StatusOr<std::unique_ptr<AttentionPlan>> CudnnBackend::BuildPlan(
+    const AttentionProblem& problem) {
+  absl::StatusOr<std::unique_ptr<AttentionPlan>> plan = BuildCudnnPlan(problem);
+  if (!absl::IsUnimplemented(plan.status())) return plan;
+  ATTND_RETURN_IF_ERROR(CheckTiled(problem));
+  return std::make_unique<TiledPlan>(problem);
+}
+
 absl::StatusOr<std::unique_ptr<BackwardPlan>> CudnnBackend::BuildBackwardPlan(
-    const AttentionProblem&) {
-  return MakeError(absl::StatusCode::kUnimplemented, reason::kNotBuilt, "",
-                   "the GPU computes no gradients yet; the CPU does (--fallback=cpu)");
+    const AttentionProblem& problem) {
+  ATTND_RETURN_IF_ERROR(CheckGradientViews(problem));
+  absl::StatusOr<std::unique_ptr<BackwardPlan>> plan = BuildCudnnBackwardPlan(problem);
+  if (!absl::IsUnimplemented(plan.status())) return plan;
+  ATTND_RETURN_IF_ERROR(CheckTiled(problem));
+  return std::make_unique<TiledBackwardPlan>(problem);
 }
 
 bool CudnnBackend::PlanIsReady(const AttentionProblem& problem, Pass pass) const {
-  if (pass == Pass::kBackward) return true;
+  if (pass == Pass::kBackward) {
+    if (!CheckGradientViews(problem).ok()) return true;
+    const absl::StatusOr<SdpaDescription> d = DescribeSdpaBackward(problem);
+    return !d.ok() || graphs_.Find(*d).has_value();
+  }
   absl::StatusOr<SdpaDescription> d = DescribeSdpa(problem);
   if (!d.ok()) return true;
   std::optional<GraphCache::Result> graph = graphs_.Find(*d);

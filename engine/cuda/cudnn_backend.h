@@ -1,8 +1,8 @@
-// Attention on one NVIDIA GPU through cuDNN's fused kernels: FLOAT16 and BFLOAT16 forward, every
-// layout read in place by its strides, LSE, FLOAT32 output.
+// Attention on one NVIDIA GPU: cuDNN's fused kernels for FLOAT16 and BFLOAT16, every layout read in
+// place by its strides; the tiled kernels (tiled_plan.h) for what cuDNN refuses.
 //
-// Buffers of a forward call are device memory. Rows of a page that no sequence of the request owns
-// are set to zero in the caller's page pool: cuDNN reads them, and they may hold NaN. Thread-safe.
+// Buffers of a call are device memory. Rows of a page that no sequence of the request owns may be
+// set to zero in the caller's page pool: cuDNN reads them, and they may hold NaN. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +41,10 @@ class CudnnBackend final : public AttentionBackend {
 
   CudnnBackend(int device, BackendInfo info, std::unique_ptr<DeviceContext> builder);
   GraphCache::Result GraphFor(const SdpaDescription& description);
+  // UNIMPLEMENTED for what cuDNN refuses.
+  absl::StatusOr<std::unique_ptr<AttentionPlan>> BuildCudnnPlan(const AttentionProblem& problem);
+  absl::StatusOr<std::unique_ptr<BackwardPlan>> BuildCudnnBackwardPlan(
+      const AttentionProblem& problem);
 
   const int device_;
   const BackendInfo info_;

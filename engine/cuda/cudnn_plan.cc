@@ -6,11 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "engine/core/status.h"
 #include "engine/cuda/kernels.h"
+#include "engine/cuda/workspace.h"
 
 namespace attnd {
 namespace {
-
-constexpr int64_t kAlignment = 256;
 
 // Floats of the scratch LSE, which the graph addresses by the description's strides.
 int64_t LseElements(const AttentionProblem& p) { return *NumElements(p.lse_desc.shape); }
@@ -18,23 +17,26 @@ int64_t LseElements(const AttentionProblem& p) { return *NumElements(p.lse_desc.
 PlanWorkspace LayOut(const AttentionProblem& p, const SdpaDescription& d, const SdpaGraph& graph,
                      int64_t array_bytes) {
   PlanWorkspace w;
-  auto take = [&](int64_t bytes) {
-    const int64_t at = w.bytes;
-    w.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    return at;
-  };
-  w.graph = take(graph.workspace_bytes());
-  w.arrays = take(array_bytes);
-  w.lse = take(LseElements(p) * static_cast<int64_t>(sizeof(float)));
+  WorkspaceLayout layout;
+  w.graph = layout.Take(graph.workspace_bytes());
+  w.arrays = layout.Take(array_bytes);
+  w.lse = layout.Take(LseElements(p) * static_cast<int64_t>(sizeof(float)));
   if (d.out_dtype != p.out_dtype) {
-    w.out = take(*NumElements(p.out_desc.shape) * SizeOf(d.out_dtype));
+    w.out = layout.Take(*NumElements(p.out_desc.shape) * SizeOf(d.out_dtype));
   }
   if (d.is_paged) {
     w.page_tables =
-        take(2 * d.batch * d.pages_per_sequence * static_cast<int64_t>(sizeof(int32_t)));
-    w.owned_rows = take((d.num_pages_k + d.num_pages_v) * static_cast<int64_t>(sizeof(int32_t)));
+        layout.Take(2 * d.batch * d.pages_per_sequence * static_cast<int64_t>(sizeof(int32_t)));
+    w.owned_rows =
+        layout.Take((d.num_pages_k + d.num_pages_v) * static_cast<int64_t>(sizeof(int32_t)));
   }
-  w.bytes += kAlignment;  // The caller's block is aligned to 64 bytes.
+  if (p.softmax_kind == SoftmaxKind::kOffByOne) {
+    w.sink = layout.Take(p.num_heads * static_cast<int64_t>(sizeof(float)));
+  }
+  if (IsFloat8(d.dtype)) {
+    w.fp8_amax = layout.Take(kMaxFp8Amax * kFp8Slot * static_cast<int64_t>(sizeof(float)));
+  }
+  w.bytes = layout.bytes();
   return w;
 }
 
@@ -50,12 +52,12 @@ struct CudnnPlan::Call {
   const AttentionProblem& problem;
   const ForwardBuffers& buffers;
   DeviceContext* context;
-  std::byte* workspace;  // Aligned.
+  Workspace workspace;
   RequestArrays arrays;
 
   template <typename T>
   T* At(int64_t offset) const {
-    return reinterpret_cast<T*>(workspace + offset);
+    return workspace.At<T>(offset);
   }
   const std::byte* Start(const TensorView& view) const {
     return buffers.inputs[static_cast<int>(view.buffer)] + view.byte_offset;
@@ -66,7 +68,7 @@ CudnnPlan::CudnnPlan(const AttentionProblem& problem, const SdpaDescription& des
                      std::shared_ptr<const SdpaGraph> graph)
     : description_(description),
       graph_(std::move(graph)),
-      arrays_(LayOutRequestArrays(description, problem.batch)),
+      arrays_(LayOutRequestArrays(description, problem)),
       batch_(problem.batch),
       out_dtype_(problem.out_dtype),
       workspace_(LayOut(problem, description, *graph_, arrays_.bytes)) {}
@@ -83,17 +85,19 @@ absl::Status CudnnPlan::Forward(const AttentionProblem& problem, const ForwardBu
   ATTND_RETURN_IF_ERROR(context->Use());
   ATTND_ASSIGN_OR_RETURN(std::span<std::byte> block,
                          context->Staging(static_cast<size_t>(arrays_.bytes)));
-  const auto address = reinterpret_cast<uintptr_t>(buffers.workspace.data());
-  Call call{problem, buffers, context,
-            buffers.workspace.data() + (kAlignment - address % kAlignment) % kAlignment,
+  Call call{problem, buffers, context, Workspace(buffers.workspace),
             FillRequestArrays(problem, description_, block)};
   if (static_cast<int64_t>(buffers.workspace.size()) < workspace_.bytes) {
     return MakeError(absl::StatusCode::kInternal, reason::kInternal, "",
                      "the workspace is smaller than the plan's");
   }
-  if (description_.has_lengths || call.arrays.num_spans > 0) {
+  if (description_.has_lengths || call.arrays.num_spans > 0 || IsFloat8(description_.dtype)) {
     ATTND_RETURN_IF_ERROR(context->Copy(call.At<std::byte>(workspace_.arrays), block.data(),
                                         static_cast<int64_t>(block.size())));
+  }
+  if (problem.softmax_kind == SoftmaxKind::kOffByOne) {
+    ATTND_RETURN_IF_ERROR(context->Clear(call.At<float>(workspace_.sink),
+                                         problem.num_heads * static_cast<int64_t>(sizeof(float))));
   }
   if (call.arrays.any_pair) {
     ATTND_RETURN_IF_ERROR(PrepareKv(call));
@@ -110,9 +114,8 @@ absl::Status CudnnPlan::PrepareKv(Call& call) const {
   if (std::any_of(p.sequences.begin(), p.sequences.end(),
                   [&](const SequenceExtent& s) { return s.kv_len % p.page_size != 0; })) {
     owned = call.At<int32_t>(workspace_.owned_rows);
-    const auto bytes = static_cast<size_t>(d.num_pages_k + d.num_pages_v) * sizeof(int32_t);
-    ATTND_RETURN_IF_ERROR(
-        CudaStatus(cudaMemsetAsync(owned, 0, bytes, call.context->stream()), "cudaMemsetAsync"));
+    const int64_t bytes = (d.num_pages_k + d.num_pages_v) * static_cast<int64_t>(sizeof(int32_t));
+    ATTND_RETURN_IF_ERROR(call.context->Clear(owned, bytes));
   }
   int32_t* tables = call.At<int32_t>(workspace_.page_tables);
   PagedKv kv;
@@ -163,10 +166,23 @@ absl::Status CudnnPlan::RunGraph(Call& call) const {
   pointers.kv_lens = lens(arrays_.kv_lens);
   pointers.page_table_k = call.At<int32_t>(workspace_.page_tables);
   pointers.page_table_v = pointers.page_table_k + d.batch * d.pages_per_sequence;
+  pointers.fp8_scales = call.At<const float>(workspace_.arrays + arrays_.fp8_scales);
+  pointers.fp8_amax = call.At<float>(workspace_.fp8_amax);
+  pointers.bias = call.buffers.bias;
+  pointers.sink = Sink(call);
   pointers.scale = static_cast<float>(p.scale);
   ATTND_RETURN_IF_ERROR(
       graph_->Enqueue(call.context->handle(), pointers, call.At<std::byte>(workspace_.graph)));
   return ConvertOutputs(call);
+}
+
+const float* CudnnPlan::Sink(const Call& call) const {
+  switch (call.problem.softmax_kind) {
+    case SoftmaxKind::kVanilla: return nullptr;
+    case SoftmaxKind::kOffByOne: return call.At<float>(workspace_.sink);
+    case SoftmaxKind::kLearnable: return call.buffers.softmax_offset;
+  }
+  return nullptr;
 }
 
 absl::Status CudnnPlan::ConvertOutputs(const Call& call) const {
@@ -178,6 +194,11 @@ absl::Status CudnnPlan::ConvertOutputs(const Call& call) const {
                                  *NumElements(p.out_desc.shape), call.context->stream()),
                    "the O kernel"));
   }
+  if (call.buffers.amax != nullptr) {
+    ATTND_RETURN_IF_ERROR(CudaStatus(GatherFloats(call.At<float>(workspace_.fp8_amax), kFp8Slot,
+                                                  call.buffers.amax, 2, call.context->stream()),
+                                     "the amax kernel"));
+  }
   if (!description_.lse_in_scratch || call.buffers.lse == nullptr) return absl::OkStatus();
   const LseTranspose transpose{.by_row = call.At<float>(workspace_.lse),
                                .lse = call.buffers.lse,
@@ -185,7 +206,7 @@ absl::Status CudnnPlan::ConvertOutputs(const Call& call) const {
                                .batch = p.batch,
                                .rows = p.max_seqlen_q,
                                .heads = p.num_heads};
-  return CudaStatus(TransposeLse(transpose, call.context->stream()), "the LSE kernel");
+  return CudaStatus(LseFromRows(transpose, call.context->stream()), "the LSE kernel");
 }
 
 absl::Status CudnnPlan::WriteEmpty(const Call& call) const {
@@ -198,7 +219,8 @@ absl::Status CudnnPlan::WriteEmpty(const Call& call) const {
                        .out = call.buffers.out,
                        .out_bytes = InBytes(p.out.strides, p.out_dtype),
                        .lse = call.buffers.lse,
-                       .lse_strides = p.lse};
+                       .lse_strides = p.lse,
+                       .sink = Sink(call)};
   return CudaStatus(WriteEmptyRows(rows, call.context->stream()), "the zero-row kernel");
 }
 

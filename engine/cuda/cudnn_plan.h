@@ -21,6 +21,8 @@ struct PlanWorkspace {
   int64_t out = 0;          // O where the graph cannot write the problem's type itself.
   int64_t page_tables = 0;  // INT32 [2, batch, pages_per_sequence] of the description
   int64_t owned_rows = 0;   // INT32 [num_pages_k + num_pages_v]
+  int64_t sink = 0;         // FLOAT32 [h]: zeros, where the softmax is OFF_BY_ONE.
+  int64_t fp8_amax = 0;     // FLOAT32 [kMaxFp8Amax], kFp8Slot apart
   int64_t bytes = 0;
 };
 
@@ -42,6 +44,7 @@ class CudnnPlan final : public AttentionPlan {
   absl::Status RunGraph(Call& call) const;
   absl::Status ConvertOutputs(const Call& call) const;
   absl::Status WriteEmpty(const Call& call) const;
+  const float* Sink(const Call& call) const;  // [h] on the device; null: none.
 
   const SdpaDescription description_;
   const std::shared_ptr<const SdpaGraph> graph_;

@@ -61,6 +61,12 @@ absl::Status DeviceContext::Copy(std::byte* to, const std::byte* from, int64_t b
       "cudaMemcpyAsync");
 }
 
+absl::Status DeviceContext::Clear(void* memory, int64_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
+  return CudaStatus(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), stream_),
+                    "cudaMemsetAsync");
+}
+
 absl::Status DeviceContext::Stamp(int slot) {
   ATTND_RETURN_IF_ERROR(Use());
   return CudaStatus(cudaEventRecord(stamps_[slot], stream_), "cudaEventRecord");

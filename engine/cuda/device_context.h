@@ -30,6 +30,9 @@ class DeviceContext final : public DeviceQueue {
   absl::Status Wait() override;
   absl::Duration Between(int first, int second) const override;
 
+  // Enqueues zeros for `bytes` bytes of device memory.
+  absl::Status Clear(void* memory, int64_t bytes);
+
   // Makes the device the calling thread's.
   absl::Status Use() const;
 

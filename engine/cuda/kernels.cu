@@ -32,13 +32,15 @@ __global__ void EmptyRowsKernel(EmptyRows rows) {
       if (rows.lse == nullptr) continue;
       float* lse = rows.lse + span.lse_start + row * rows.lse_strides.seq;
       for (int64_t head = threadIdx.x; head < rows.num_heads; head += blockDim.x) {
-        lse[head * rows.lse_strides.head] = -INFINITY;
+        const bool has_sink = rows.sink != nullptr && span.in_sequence != 0;
+        lse[head * rows.lse_strides.head] = has_sink ? rows.sink[head] : -INFINITY;
       }
     }
   }
 }
 
-__global__ void TransposeLseKernel(LseTranspose t) {
+template <bool kToRows>
+__global__ void LseKernel(LseTranspose t) {
   const int64_t total = t.batch * t.rows * t.heads;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; at < total;
@@ -46,8 +48,13 @@ __global__ void TransposeLseKernel(LseTranspose t) {
     const int64_t row = at % t.rows;
     const int64_t head = at / t.rows % t.heads;
     const int64_t i = at / (t.rows * t.heads);
-    t.lse[i * t.strides.batch + row * t.strides.seq + head * t.strides.head] =
-        t.by_row[(i * t.rows + row) * t.heads + head];
+    float& by_row = t.by_row[(i * t.rows + row) * t.heads + head];
+    float& lse = t.lse[i * t.strides.batch + row * t.strides.seq + head * t.strides.head];
+    if constexpr (kToRows) {
+      by_row = lse;
+    } else {
+      lse = by_row;
+    }
   }
 }
 
@@ -57,6 +64,61 @@ __global__ void WidenKernel(const T* from, float* to, int64_t count) {
   for (int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; at < count;
        at += step) {
     to[at] = static_cast<float>(from[at]);
+  }
+}
+
+template <typename T>
+__global__ void NarrowKernel(const float* from, T* to, int64_t count) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; at < count;
+       at += step) {
+    to[at] = static_cast<T>(from[at]);
+  }
+}
+
+__global__ void GatherKernel(const float* from, int64_t distance, float* to) {
+  to[threadIdx.x] = from[threadIdx.x * distance];
+}
+
+// A block of one warp sums every kSinkPartials-th row of a head.
+template <typename T>
+__global__ void SinkPartialsKernel(SinkGradient s) {
+  const auto* out = static_cast<const T*>(s.out);
+  const auto* d_out = static_cast<const T*>(s.d_out);
+  for (int64_t at = blockIdx.x; at < s.heads * kSinkPartials; at += gridDim.x) {
+    const int64_t head = at / kSinkPartials;
+    float sum = 0;
+    for (int64_t i = 0; i < s.batch; ++i) {
+      const int64_t slot = s.splits_heads ? i * s.heads + head : i;
+      const bool in_slot = s.splits_heads && s.q_lens != nullptr;
+      const int64_t rows = s.q_lens != nullptr ? s.q_lens[slot] : s.rows;
+      const int64_t out_at = (s.q_lens != nullptr ? s.out_offsets[slot] : i * s.out_strides.batch) +
+                             (in_slot ? 0 : head * s.out_strides.head);
+      const int64_t lse_at = (s.q_lens != nullptr ? s.lse_offsets[slot] : i * s.lse_strides.batch) +
+                             (in_slot ? 0 : head * s.lse_strides.head);
+      for (int64_t row = at % kSinkPartials; row < rows; row += kSinkPartials) {
+        float d = 0;
+        for (int64_t c = threadIdx.x; c < s.head_dim; c += 32) {
+          const int64_t element = out_at + row * s.out_strides.seq + c * s.out_strides.dim;
+          d += static_cast<float>(out[element]) * static_cast<float>(d_out[element]);
+        }
+        for (int distance = 16; distance > 0; distance /= 2) {
+          d += __shfl_xor_sync(0xFFFFFFFF, d, distance);
+        }
+        sum -= expf(s.sink[head] - s.lse[lse_at + row * s.lse_strides.seq]) * d;
+      }
+    }
+    if (threadIdx.x == 0) s.partials[at] = sum;
+  }
+}
+
+__global__ void SinkSumsKernel(SinkGradient s) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t head = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; head < s.heads;
+       head += step) {
+    float sum = 0;
+    for (int64_t n = 0; n < kSinkPartials; ++n) sum += s.partials[head * kSinkPartials + n];
+    s.d_sink[head] = sum;
   }
 }
 
@@ -110,10 +172,17 @@ cudaError_t WriteEmptyRows(const EmptyRows& rows, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t TransposeLse(const LseTranspose& t, cudaStream_t stream) {
+cudaError_t LseFromRows(const LseTranspose& t, cudaStream_t stream) {
   const int64_t total = t.batch * t.rows * t.heads;
   if (total == 0) return cudaSuccess;
-  TransposeLseKernel<<<GridOf((total + kThreads - 1) / kThreads), kThreads, 0, stream>>>(t);
+  LseKernel<false><<<GridOf((total + kThreads - 1) / kThreads), kThreads, 0, stream>>>(t);
+  return cudaGetLastError();
+}
+
+cudaError_t LseToRows(const LseTranspose& t, cudaStream_t stream) {
+  const int64_t total = t.batch * t.rows * t.heads;
+  if (total == 0) return cudaSuccess;
+  LseKernel<true><<<GridOf((total + kThreads - 1) / kThreads), kThreads, 0, stream>>>(t);
   return cudaGetLastError();
 }
 
@@ -126,6 +195,36 @@ cudaError_t WidenElements(DType dtype, const void* from, float* to, int64_t coun
   } else {
     WidenKernel<<<grid, kThreads, 0, stream>>>(static_cast<const __nv_bfloat16*>(from), to, count);
   }
+  return cudaGetLastError();
+}
+
+cudaError_t NarrowElements(DType dtype, const float* from, void* to, int64_t count,
+                           cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  const unsigned grid = GridOf((count + kThreads - 1) / kThreads);
+  if (dtype == DType::kFloat16) {
+    NarrowKernel<<<grid, kThreads, 0, stream>>>(from, static_cast<__half*>(to), count);
+  } else {
+    NarrowKernel<<<grid, kThreads, 0, stream>>>(from, static_cast<__nv_bfloat16*>(to), count);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t GatherFloats(const float* from, int64_t distance, float* to, int count,
+                         cudaStream_t stream) {
+  GatherKernel<<<1, static_cast<unsigned>(count), 0, stream>>>(from, distance, to);
+  return cudaGetLastError();
+}
+
+cudaError_t SumSinkGradients(const SinkGradient& s, cudaStream_t stream) {
+  const unsigned grid = GridOf(s.heads * kSinkPartials);
+  if (s.dtype == DType::kFloat16) {
+    SinkPartialsKernel<__half><<<grid, 32, 0, stream>>>(s);
+  } else {
+    SinkPartialsKernel<__nv_bfloat16><<<grid, 32, 0, stream>>>(s);
+  }
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  SinkSumsKernel<<<GridOf((s.heads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(s);
   return cudaGetLastError();
 }
 

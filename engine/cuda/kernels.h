@@ -23,13 +23,14 @@ struct EmptyRows {
   Strides out_bytes;     // In bytes.
   float* lse = nullptr;  // Null: not wanted.
   Strides lse_strides;
+  const float* sink = nullptr;  // [num_heads]; null: none.
 };
 
-// O = 0 and LSE = -inf in all rows of the spans.
+// O = 0 and LSE = -inf in all rows of the spans; LSE = the sink in rows of a sequence.
 cudaError_t WriteEmptyRows(const EmptyRows& rows, cudaStream_t stream);
 
 struct LseTranspose {
-  const float* by_row = nullptr;  // [batch, rows, heads]
+  float* by_row = nullptr;  // [batch, rows, heads]
   float* lse = nullptr;
   Strides strides;  // Of lse, in elements.
   int64_t batch = 0;
@@ -37,11 +38,49 @@ struct LseTranspose {
   int64_t heads = 0;
 };
 
-cudaError_t TransposeLse(const LseTranspose& transpose, cudaStream_t stream);
+// From by_row to lse, and back.
+cudaError_t LseFromRows(const LseTranspose& transpose, cudaStream_t stream);
+cudaError_t LseToRows(const LseTranspose& transpose, cudaStream_t stream);
 
 // to[i] = from[i], from FLOAT16 or BFLOAT16 to float.
 cudaError_t WidenElements(DType dtype, const void* from, float* to, int64_t count,
                           cudaStream_t stream);
+
+// The reverse, rounding to the nearest.
+cudaError_t NarrowElements(DType dtype, const float* from, void* to, int64_t count,
+                           cudaStream_t stream);
+
+// to[i] = from[i * distance]
+cudaError_t GatherFloats(const float* from, int64_t distance, float* to, int count,
+                         cudaStream_t stream);
+
+// Rows are added up in this many sums of a head first.
+inline constexpr int64_t kSinkPartials = 64;
+
+struct SinkGradient {
+  DType dtype = DType::kUnspecified;  // FLOAT16 or BFLOAT16
+  const void* out = nullptr;
+  const void* d_out = nullptr;
+  const float* lse = nullptr;
+  const float* sink = nullptr;  // [heads]
+  float* d_sink = nullptr;      // [heads]
+  float* partials = nullptr;    // [heads, kSinkPartials]
+  Strides out_strides;          // In elements.
+  Strides lse_strides;
+  // By slot, as in RequestArrays; null: every sequence has `rows` rows, by the batch strides.
+  const int32_t* q_lens = nullptr;
+  const int64_t* out_offsets = nullptr;
+  const int64_t* lse_offsets = nullptr;
+  bool splits_heads = false;  // Slot i * heads + n is head n of sequence i.
+  int64_t batch = 0;
+  int64_t rows = 0;
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+};
+
+// d_sink = -sum over rows of exp(sink - LSE) * rowsum(dO * O), in an order that depends on the
+// shapes alone.
+cudaError_t SumSinkGradients(const SinkGradient& sink, cudaStream_t stream);
 
 // One of K and V.
 struct PagedSide {

@@ -34,10 +34,11 @@ class SpanWriter {
       : p_(problem), spans_(spans), result_(result) {}
 
   // Rows first .. last - 1 of sequence i, or of the token buffer where Q is THD.
-  void Add(int64_t i, int64_t first, int64_t last) {
+  void Add(int64_t i, int64_t first, int64_t last, bool in_sequence) {
     if (first >= last) return;
     spans_[result_.num_spans++] = {i * p_.out.strides.batch + first * p_.out.strides.seq,
-                                   i * p_.lse.batch + first * p_.lse.seq, last - first};
+                                   i * p_.lse.batch + first * p_.lse.seq, last - first,
+                                   in_sequence ? 1 : 0};
     result_.longest_span = std::max(result_.longest_span, last - first);
   }
 
@@ -54,17 +55,17 @@ void FillSpans(const AttentionProblem& p, RowSpan* spans, RequestArrays& result)
     const SequenceExtent& s = p.sequences[i];
     const KeyRange rows = RowsThatSeeKeys(p.mask, s);
     result.any_pair |= rows.first < rows.last;
-    if (!p.q_is_thd) {
-      writer.Add(i, 0, rows.first);
-      writer.Add(i, rows.last, p.max_seqlen_q);
-      continue;
+    const int64_t start = p.q_is_thd ? s.q_row : 0;
+    const int64_t place = p.q_is_thd ? 0 : i;
+    if (p.q_is_thd && s.q_len > 0) {
+      writer.Add(place, next_row, start, false);
+      next_row = start + s.q_len;
     }
-    if (s.q_len == 0) continue;
-    writer.Add(0, next_row, s.q_row + rows.first);
-    writer.Add(0, s.q_row + rows.last, s.q_row + s.q_len);
-    next_row = s.q_row + s.q_len;
+    writer.Add(place, start, start + rows.first, true);
+    writer.Add(place, start + rows.last, start + s.q_len, true);
+    if (!p.q_is_thd) writer.Add(place, s.q_len, p.max_seqlen_q, false);
   }
-  if (p.q_is_thd) writer.Add(0, next_row, p.lse_desc.shape[0]);
+  if (p.q_is_thd) writer.Add(0, next_row, p.lse_desc.shape[0], false);
 }
 
 struct Slot {
@@ -100,7 +101,11 @@ class ArrayWriter {
  public:
   ArrayWriter(const AttentionProblem& problem, const SdpaDescription& description,
               std::span<std::byte> block)
-      : p_(problem), d_(description), block_(block), heads_(p_.num_heads / d_.num_heads) {}
+      : p_(problem),
+        d_(description),
+        block_(block),
+        heads_(d_.splits_heads ? p_.num_heads : 1),
+        slots_(d_.batch * PartsOf(d_, p_).batch) {}
 
   // `length_of` gives a Place's.
   template <typename LengthOf>
@@ -109,7 +114,7 @@ class ArrayWriter {
     ForEach([&](int64_t n, const Place& place) {
       lengths[n] = static_cast<int32_t>(length_of(place));
     });
-    std::fill(lengths + p_.batch * heads_, lengths + d_.batch, 0);
+    std::fill(lengths + p_.batch * heads_, lengths + slots_, 0);
   }
 
   // `range_of` gives a Place's first element and elements.
@@ -122,7 +127,7 @@ class ArrayWriter {
       offsets[n] = start;
       end = start + length;
     });
-    std::fill(offsets + p_.batch * heads_, offsets + d_.batch + 1, end);
+    std::fill(offsets + p_.batch * heads_, offsets + slots_ + 1, end);
   }
 
  private:
@@ -141,19 +146,21 @@ class ArrayWriter {
   const SdpaDescription& d_;
   const std::span<std::byte> block_;
   const int64_t heads_;
+  const int64_t slots_;
 };
 
 }  // namespace
 
-RequestArrayLayout LayOutRequestArrays(const SdpaDescription& d, int64_t batch) {
+RequestArrayLayout LayOutRequestArrays(const SdpaDescription& d, const AttentionProblem& p) {
   RequestArrayLayout layout;
   auto take = [&](int64_t bytes) {
     const int64_t at = layout.bytes;
     layout.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
     return at;
   };
-  const int64_t offsets = (d.batch + 1) * static_cast<int64_t>(sizeof(int64_t));
-  const int64_t lens = d.batch * static_cast<int64_t>(sizeof(int32_t));
+  const int64_t slots = d.batch * PartsOf(d, p).batch;
+  const int64_t offsets = (slots + 1) * static_cast<int64_t>(sizeof(int64_t));
+  const int64_t lens = slots * static_cast<int64_t>(sizeof(int32_t));
   if (d.ragged_q) {
     layout.q_offsets = take(offsets);
     layout.out_offsets = take(offsets);
@@ -167,15 +174,25 @@ RequestArrayLayout LayOutRequestArrays(const SdpaDescription& d, int64_t batch) 
     layout.q_lens = take(lens);
     layout.kv_lens = take(lens);
   }
-  layout.spans = take((3 * batch + 1) * static_cast<int64_t>(sizeof(RowSpan)));
+  if (IsFloat8(d.dtype)) {
+    layout.fp8_scales = take(static_cast<int64_t>(kFp8ScaleFields.size()) * kFp8Slot *
+                             static_cast<int64_t>(sizeof(float)));
+  }
+  layout.spans = take((3 * p.batch + 1) * static_cast<int64_t>(sizeof(RowSpan)));
   return layout;
 }
 
 RequestArrays FillRequestArrays(const AttentionProblem& p, const SdpaDescription& d,
                                 std::span<std::byte> block) {
   RequestArrays result;
-  const RequestArrayLayout layout = LayOutRequestArrays(d, p.batch);
+  const RequestArrayLayout layout = LayOutRequestArrays(d, p);
   FillSpans(p, ArrayAt<RowSpan>(block, layout.spans), result);
+  if (IsFloat8(d.dtype)) {
+    float* scales = ArrayAt<float>(block, layout.fp8_scales);
+    for (size_t i = 0; i < kFp8ScaleFields.size(); ++i) {
+      scales[i * kFp8Slot] = p.fp8.*kFp8ScaleFields[i].member;
+    }
+  }
   if (!d.has_lengths) return result;
 
   ArrayWriter writer(p, d, block);
@@ -193,9 +210,9 @@ RequestArrays FillRequestArrays(const AttentionProblem& p, const SdpaDescription
     writer.Offsets(layout.q_offsets, q_like(p.q));
     writer.Offsets(layout.out_offsets, q_like(p.out));
     writer.Offsets(layout.lse_offsets, [&](const Place& x) {
-      const int64_t row = p.q_is_thd
-                              ? x.extent.q_row
-                              : (x.i * (p.num_heads / d.num_heads) + x.head) * p.max_seqlen_q;
+      const int64_t row =
+          p.q_is_thd ? x.extent.q_row
+                     : (x.i * (d.splits_heads ? p.num_heads : 1) + x.head) * p.max_seqlen_q;
       return Range((row + x.slot.skipped) * d.lse.seq, x.slot.q_len * d.lse.seq);
     });
   }
@@ -211,6 +228,22 @@ RequestArrays FillRequestArrays(const AttentionProblem& p, const SdpaDescription
     writer.Offsets(layout.v_offsets, kv_like(p.v));
   }
   return result;
+}
+
+bool WritesAllGradients(const AttentionProblem& p) {
+  int64_t in_buffers = 0;
+  for (const std::optional<TensorDesc>& desc : p.inputs) {
+    if (desc) in_buffers += *NumElements(desc->shape);
+  }
+  int64_t q_rows = 0, kv_rows = 0;
+  for (const SequenceExtent& s : p.sequences) {
+    const KeyRange rows = RowsThatSeeKeys(p.mask, s);
+    q_rows += rows.last - rows.first;
+    if (rows.first < rows.last) kv_rows += s.kv_len;
+  }
+  return q_rows * p.num_heads * p.head_dim_qk +
+             kv_rows * p.num_kv_heads * (p.head_dim_qk + p.head_dim_v) ==
+         in_buffers;
 }
 
 }  // namespace attnd

@@ -18,20 +18,27 @@ struct RowSpan {
   int64_t out_start = 0;
   int64_t lse_start = 0;
   int64_t rows = 0;
+  int64_t in_sequence = 0;  // 1: rows of a sequence that see no key. 0: rows of nobody.
 
   bool operator==(const RowSpan&) const = default;
 };
 
+// Floats from one FP8 scale to the next: cuDNN takes tensors of one element, aligned as others.
+inline constexpr int64_t kFp8Slot = 4;
+
 // Byte offsets of the arrays in a block; all multiples of 16.
 struct RequestArrayLayout {
-  // INT64 [description.batch + 1], in elements from the tensor's first: where sequences start.
+  // Slots: the description's batch for each part of the problem's.
+  // INT64 [slots + 1], in elements from the tensor's first: where sequences start.
   int64_t q_offsets = 0, k_offsets = 0, v_offsets = 0, out_offsets = 0, lse_offsets = 0;
-  int64_t q_lens = 0, kv_lens = 0;  // INT32 [description.batch]
+  int64_t q_lens = 0, kv_lens = 0;  // INT32 [slots]
   int64_t spans = 0;                // RowSpan [at most 3 * batch + 1]
+  int64_t fp8_scales = 0;           // FLOAT32, in the order of kFp8ScaleFields, kFp8Slot apart
   int64_t bytes = 0;
 };
 
-RequestArrayLayout LayOutRequestArrays(const SdpaDescription& description, int64_t batch);
+RequestArrayLayout LayOutRequestArrays(const SdpaDescription& description,
+                                       const AttentionProblem& problem);
 
 struct RequestArrays {
   int64_t num_spans = 0;
@@ -46,5 +53,9 @@ struct RequestArrays {
 // Slots behind the batch have length 0 and repeat the last offset.
 RequestArrays FillRequestArrays(const AttentionProblem& problem, const SdpaDescription& description,
                                 std::span<std::byte> block);
+
+// Whether a graph writes every element of the gradients' buffers: each row sees a key or, of K and
+// V, has queries in its sequence, and the views leave nothing out.
+bool WritesAllGradients(const AttentionProblem& problem);
 
 }  // namespace attnd

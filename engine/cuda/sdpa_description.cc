@@ -6,11 +6,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "engine/core/status.h"
+#include "engine/cuda/sdpa_checks.h"
 
 namespace attnd {
 namespace {
@@ -24,112 +24,18 @@ constexpr int64_t kSmallestPagePool = 1024;
 // Lengths of axes that get plans of their own: multiples of the first whose odd part is less.
 constexpr int64_t kDenseMultiple = 128;
 constexpr uint64_t kDenseSteps = 16;
-constexpr int64_t kMaxStride = int64_t{1} << 32;  // Times an extent: below 2^63.
-constexpr int64_t kMaxPagedHeads = 65'535;        // An axis of a grid.
-constexpr int64_t kMaxHeadDim = 256;
-constexpr int64_t kAlignmentBytes = 16;
-constexpr int64_t kMaxExtent = int64_t{1} << 30;
+// cuDNN's accumulators of gradients are bounded by rows where head dims are multiples of this.
+constexpr int64_t kBoundedDimMultiple = 16;
+// Of the [batch, heads, s_q, s_kv] elements that deterministic sums need, in one run of the graph.
+constexpr int64_t kMaxScoreBytes = int64_t{4} << 30;
 
 absl::Status Refuse(std::string_view field, std::string_view problem) {
   return UnimplementedField(reason::kNotSupported, field, problem);
 }
 
-absl::Status CheckOptions(const AttentionProblem& p) {
-  if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) {
-    const std::string_view name = Name(p.dtype);
-    return Refuse("spec.dtype",
-                  absl::StrCat("is ", absl::string_view(name.data(), name.size()),
-                               ", which the GPU does not compute; FLOAT16 and BFLOAT16 work"));
-  }
-  if (p.logit_softcap) {
-    return Refuse("spec.logit_softcap", "is set, which the GPU does not compute; absent works");
-  }
-  if (p.bias_kind != BiasKind::kNone) {
-    return Refuse("spec.bias_kind", "is set, which the GPU does not compute; NONE works");
-  }
-  if (p.softmax_kind != SoftmaxKind::kVanilla) {
-    return Refuse("spec.softmax_kind",
-                  "asks for a sink, which the GPU does not compute; VANILLA works");
-  }
-  if (p.dropout.probability > 0) {
-    return Refuse("spec.dropout",
-                  "has a probability above 0, which the GPU does not compute; 0 works");
-  }
-  if (p.batch_invariant) {
-    return Refuse("spec.batch_invariant",
-                  "is set, but cuDNN's decode kernels round by the batch; false works");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckSizes(const AttentionProblem& p) {
-  const struct {
-    int64_t value;
-    std::string_view field;
-  } dims[] = {{p.head_dim_qk, "spec.head_dim_qk"}, {p.head_dim_v, "spec.head_dim_v"}};
-  for (const auto& [value, field] : dims) {
-    if (value % 8 != 0 || value > kMaxHeadDim) {
-      return Refuse(field, absl::StrCat("is ", value, "; on the GPU multiples of 8 up to ",
-                                        kMaxHeadDim, " work"));
-    }
-  }
-  const struct {
-    int64_t value;
-    std::string_view field;
-  } extents[] = {{p.batch, "spec.batch"},
-                 {p.max_seqlen_q, "spec.max_seqlen_q"},
-                 {p.max_seqlen_kv, "spec.max_seqlen_kv"},
-                 {p.num_heads, "spec.num_heads"},
-                 {p.num_pages_k, "sequences.page_table_k"},
-                 {p.num_pages_v, "sequences.page_table_v"}};
-  for (const auto& [value, field] : extents) {
-    if (value > kMaxExtent) {
-      return Refuse(field, absl::StrCat("spans ", value, "; on the GPU ", kMaxExtent,
-                                        " is the most that works"));
-    }
-  }
-  if (p.is_paged && p.num_kv_heads > kMaxPagedHeads) {
-    return Refuse("spec.num_kv_heads",
-                  absl::StrCat("is ", p.num_kv_heads, "; on the GPU, with pages, ", kMaxPagedHeads,
-                               " is the most that works"));
-  }
-  if (p.is_paged && !std::has_single_bit(static_cast<uint64_t>(p.page_size))) {
-    return Refuse("spec.page_size",
-                  absl::StrCat("is ", p.page_size, "; on the GPU powers of two work, for example ",
-                               std::bit_ceil(static_cast<uint64_t>(p.page_size))));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckView(const TensorView& view, DType dtype, std::string_view tensor) {
-  const Strides& s = view.strides;
-  const absl::string_view name(tensor.data(), tensor.size());
-  if (s.dim != 1) {
-    return Refuse("spec.views", absl::StrCat("give ", name, " a stride of ", s.dim,
-                                             " between components; on the GPU 1 works"));
-  }
-  const int64_t multiple = kAlignmentBytes / SizeOf(dtype);
-  for (int64_t stride : {s.batch, s.seq, s.head}) {
-    if (stride > kMaxStride) {
-      return Refuse("spec.views",
-                    absl::StrCat("give ", name, " a stride of ", stride, " elements; on the GPU ",
-                                 kMaxStride, " is the most that works"));
-    }
-    if (stride % multiple != 0 || stride < 0) {
-      return Refuse("spec.views",
-                    absl::StrCat("give ", name, " a stride of ", stride,
-                                 " elements; on the GPU multiples of ", multiple, " work"));
-    }
-  }
-  if (s.seq == 0 || s.head == 0) {
-    return Refuse("spec.views", absl::StrCat("repeat ", name,
-                                             " by a stride of 0; on the GPU, distinct rows work"));
-  }
-  if (view.byte_offset % kAlignmentBytes != 0) {
-    return Refuse("spec.views", absl::StrCat("start ", name, " at byte ", view.byte_offset,
-                                             "; on the GPU multiples of 16 work"));
-  }
-  return absl::OkStatus();
+// Top-left and bottom-right are the same.
+bool IsSquare(const AttentionProblem& p, const SdpaDescription& d) {
+  return !d.has_lengths && p.max_seqlen_q == p.max_seqlen_kv;
 }
 
 // Bounds that mask nothing within the geometry are left out: they cost time, and in decode (one
@@ -141,8 +47,8 @@ void DescribeMask(const AttentionProblem& p, SdpaDescription& d) {
   if (mask.right && *mask.right < (mask.bottom_right ? last_q : last_kv)) d.right = *mask.right;
   if (mask.left && *mask.left < (mask.bottom_right ? last_kv : last_q)) d.left = *mask.left;
   const bool masked = d.left != kUnbounded || d.right != kUnbounded;
-  const bool same_diagonal = !d.has_lengths && p.max_seqlen_q == p.max_seqlen_kv;
-  d.bottom_right = masked && mask.bottom_right && !same_diagonal;
+  d.bottom_right = masked && mask.bottom_right && !IsSquare(p, d);
+  if (d.bias_kind == BiasKind::kAlibi) d.right = 0;  // Or cuDNN refuses it.
 }
 
 // Few enough lengths for a plan each: eight to an octave.
@@ -152,18 +58,19 @@ bool HasOwnPlan(int64_t length) {
   return multiple >> std::countr_zero(multiple) < kDenseSteps;
 }
 
-bool RunsDense(const AttentionProblem& p) {
+bool RunsDense(const AttentionProblem& p, bool is_backward) {
   if (p.q_is_thd || p.kv_is_thd || p.has_lengths || p.is_paged) return false;
-  if (!HasOwnPlan(p.max_seqlen_kv) || (p.max_seqlen_q != 1 && !HasOwnPlan(p.max_seqlen_q))) {
-    return false;
-  }
+  const bool is_decode =
+      p.max_seqlen_q == 1 && !is_backward && p.softmax_kind == SoftmaxKind::kVanilla;
+  if (!HasOwnPlan(p.max_seqlen_kv) || (!is_decode && !HasOwnPlan(p.max_seqlen_q))) return false;
   return p.max_seqlen_q <= p.max_seqlen_kv || (!p.mask.left && !p.mask.bottom_right);
 }
 
 // In [b, h, s, d] the distance of two heads grows with the axis, and would make a plan for every
 // length. There each head becomes a sequence of its own, with one head; a head of K and V that
-// several query heads share is then read by each of them.
-bool SplitsHeads(const AttentionProblem& p) {
+// several query heads share is then read by each of them. Its gradient is not theirs to write.
+bool SplitsHeads(const AttentionProblem& p, bool is_backward) {
+  if (is_backward && p.num_heads != p.num_kv_heads) return false;
   if (p.is_paged || p.q_is_thd || p.kv_is_thd || p.num_heads == 1) return false;
   auto head_major = [](const TensorView& view) { return view.strides.head > view.strides.seq; };
   return head_major(p.q) || head_major(p.k) || head_major(p.v) || head_major(p.out);
@@ -171,6 +78,7 @@ bool SplitsHeads(const AttentionProblem& p) {
 
 void SplitHeads(const AttentionProblem& p, SdpaDescription& d) {
   d.batch = BucketCount(p.batch * p.num_heads);
+  d.splits_heads = true;
   d.num_heads = d.num_kv_heads = 1;
   d.lse_in_scratch = false;  // A head's statistics lie row by row in [b, h, s_q].
   d.q.head = d.k.head = d.head_dim_qk;
@@ -182,8 +90,10 @@ void DescribeRaggedQ(const AttentionProblem& p, SdpaDescription& d) {
   d.ragged_q = true;
   d.batch = BucketCount(p.batch);
   d.s_q = BucketLength(p.max_seqlen_q);
-  // cuDNN 9.19's ragged decode kernels write the LSE of one query head of a group only.
-  if (p.num_heads != p.num_kv_heads && !SplitsHeads(p)) d.s_q = std::max(d.s_q, kSmallestBucket);
+  // cuDNN 9.19's ragged decode kernels write the LSE of one query head of a group only, and know no
+  // sink; backward, a single row made NaN of logits far below 0 in other versions.
+  const bool is_grouped = p.num_heads != p.num_kv_heads && !SplitsHeads(p, d.is_backward);
+  if (is_grouped || d.has_sink || d.is_backward) d.s_q = std::max(d.s_q, kSmallestBucket);
   d.q.batch = d.s_q * d.q.seq;
   d.out.batch = d.s_q * d.out.seq;
   // cuDNN's ragged statistics are [row, head]. That is what THD asks for, and what [b, h, s_q] is
@@ -234,6 +144,131 @@ void ForgetDeadStrides(const AttentionProblem& p, SdpaDescription& d) {
   }
 }
 
+int64_t LastRow(const AttentionProblem& p, bool of_q) {
+  int64_t last = 1;
+  for (const SequenceExtent& s : p.sequences) {
+    last = std::max(last, of_q ? s.q_row + s.q_len : s.kv_row + s.kv_len);
+  }
+  return last;
+}
+
+// Without these bounds cuDNN's accumulators span batch times the longest length. With them they
+// have the strides of the tensors, and of K and V room for all query heads only where heads lie
+// within rows.
+void DescribeTotals(const AttentionProblem& p, SdpaDescription& d) {
+  if (p.head_dim_qk % kBoundedDimMultiple != 0 || p.head_dim_v % kBoundedDimMultiple != 0) return;
+  auto has_heads_in_rows = [](const TensorView& view, int64_t heads) {
+    return view.strides.head * heads <= view.strides.seq;
+  };
+  if (p.q_is_thd && has_heads_in_rows(p.q, p.num_heads)) d.total_q = BucketCount(LastRow(p, true));
+  if (p.kv_is_thd && has_heads_in_rows(p.k, p.num_kv_heads) &&
+      has_heads_in_rows(p.v, p.num_kv_heads)) {
+    d.total_kv = BucketCount(LastRow(p, false));
+  }
+}
+
+// Takes less and less of the problem in one run of a deterministic graph until its scratch is
+// bearable: fewer sequences first, then fewer KV heads, with their query heads. No sum spans two of
+// either.
+void TakeParts(SdpaDescription& d) {
+  auto too_large = [&] {
+    return d.batch * d.num_heads > kMaxScoreBytes / SizeOf(d.dtype) / d.s_q / d.s_kv;
+  };
+  auto less = [](int64_t count) { return count % 2 == 0 ? count / 2 : 1; };
+  while (d.batch > 1 && too_large()) d.batch = less(d.batch);
+  const int64_t group = d.num_heads / d.num_kv_heads;
+  while (d.num_kv_heads > 1 && too_large()) {
+    d.num_kv_heads = less(d.num_kv_heads);
+    d.num_heads = group * d.num_kv_heads;
+  }
+  if (!d.has_lengths) d.lse.batch = d.num_heads * d.s_q;
+}
+
+absl::Status DescribeBias(const AttentionProblem& p, SdpaDescription& d) {
+  ATTND_RETURN_IF_ERROR(CheckSdpaAlibi(p, IsSquare(p, d)));
+  if (d.splits_heads && (d.has_sink || p.bias_kind == BiasKind::kAlibi)) {
+    return Refuse("spec.layout",
+                  "has heads before rows, beside which cuDNN's numbers by head do "
+                  "not work here; BSHD_BSHD_BSHD works");
+  }
+  d.bias_kind = p.bias_kind;
+  if (p.bias_kind != BiasKind::kPostScale) return absl::OkStatus();
+  if (d.has_lengths) {
+    return Refuse("spec.bias_kind",
+                  "is POST_SCALE, which cuDNN adds to dense layouts of full lengths only, of 128 "
+                  "times a small number");
+  }
+  d.bias_per_sequence = p.bias_strides.batch != 0;
+  d.bias_per_head = p.bias_strides.head != 0;
+  d.bias_per_row = p.bias_strides.seq != 0;
+  if (d.is_backward && !d.bias_per_row) {
+    return Refuse("bias", "is [.., .., 1, s_kv], of which cuDNN makes no gradient");
+  }
+  if (d.deterministic && !(d.bias_per_sequence && d.bias_per_head)) {
+    return Refuse("spec.deterministic",
+                  "is set, but cuDNN sums the gradient of a broadcast bias in any order");
+  }
+  return absl::OkStatus();
+}
+
+// What cuDNN 9.19 runs in FP8 on Hopper. It stores S and dP in FP8 as well: only where the request
+// scales them, since they would lose nearly all digits unscaled.
+absl::Status CheckFp8(const AttentionProblem& p, const SdpaDescription& d) {
+  if (!IsFloat8(p.dtype)) return absl::OkStatus();
+  const bool stores_scaled = p.fp8.scale_s != 1 && (!d.is_backward || p.fp8.scale_d_p != 1);
+  const bool is_plain = !d.has_lengths && p.out_dtype == p.dtype && !d.has_sink &&
+                        p.bias_kind == BiasKind::kNone && d.left == kUnbounded && d.right <= 0 &&
+                        !d.bottom_right && d.q.head < d.q.seq && d.k.head < d.k.seq;
+  const int64_t multiple = d.is_backward ? 128 : 16, most = d.is_backward ? 128 : kMaxSdpaHeadDim;
+  const bool fits = p.head_dim_qk % multiple == 0 && p.head_dim_v % multiple == 0 &&
+                    std::max(p.head_dim_qk, p.head_dim_v) <= most;
+  if (stores_scaled && is_plain && fits) return absl::OkStatus();
+  return Refuse("spec.dtype",
+                "is FP8, which cuDNN computes for plain or causal dense batches only, with scales "
+                "for S (and dP)");
+}
+
+absl::StatusOr<SdpaDescription> Describe(const AttentionProblem& p, bool is_backward) {
+  ATTND_RETURN_IF_ERROR(CheckSdpa(p));
+  if (SplitsHeads(p, is_backward) && p.batch * p.num_heads > kMaxSdpaExtent) {
+    return Refuse("spec.batch", absl::StrCat("times spec.num_heads is ", p.batch * p.num_heads,
+                                             "; on the GPU ", kMaxSdpaExtent, " is the most here"));
+  }
+  SdpaDescription d;
+  d.dtype = d.out_dtype = p.dtype;
+  d.is_backward = is_backward;
+  d.deterministic = is_backward && p.deterministic;
+  // A sink is in the LSE that backward starts from: it needs no more.
+  d.has_sink = !is_backward && p.softmax_kind != SoftmaxKind::kVanilla;
+  d.batch = p.batch;
+  d.s_q = p.max_seqlen_q;
+  d.s_kv = p.max_seqlen_kv;
+  d.num_heads = p.num_heads;
+  d.num_kv_heads = p.num_kv_heads;
+  d.head_dim_qk = p.head_dim_qk;
+  d.head_dim_v = p.head_dim_v;
+  d.q = p.q.strides;
+  d.k = p.k.strides;
+  d.v = p.v.strides;
+  d.out = p.out.strides;
+  d.lse = p.lse;
+  d.lse.dim = 1;
+  d.is_paged = p.is_paged;
+  d.has_lengths = !RunsDense(p, is_backward);
+  if (d.has_lengths) {
+    // A page pool's single query row needs no start: a row that belongs to nobody spoils only
+    // itself. cuDNN's decode kernels want it that way.
+    if (p.q_is_thd || !p.is_paged || p.max_seqlen_q != 1 || d.has_sink) DescribeRaggedQ(p, d);
+    DescribeKv(p, d);
+    if (SplitsHeads(p, is_backward)) SplitHeads(p, d);
+  }
+  ATTND_RETURN_IF_ERROR(DescribeBias(p, d));
+  ForgetDeadStrides(p, d);
+  DescribeMask(p, d);
+  ATTND_RETURN_IF_ERROR(CheckFp8(p, d));
+  return d;
+}
+
 }  // namespace
 
 size_t SdpaDescriptionHash::operator()(const SdpaDescription& description) const {
@@ -251,46 +286,27 @@ int64_t BucketCount(int64_t count) {
 }
 
 absl::StatusOr<SdpaDescription> DescribeSdpa(const AttentionProblem& p) {
-  ATTND_RETURN_IF_ERROR(CheckOptions(p));
-  ATTND_RETURN_IF_ERROR(CheckSizes(p));
-  ATTND_RETURN_IF_ERROR(CheckView(p.q, p.dtype, "Q"));
-  ATTND_RETURN_IF_ERROR(CheckView(p.k, p.dtype, "K"));
-  ATTND_RETURN_IF_ERROR(CheckView(p.v, p.dtype, "V"));
-  ATTND_RETURN_IF_ERROR(CheckView(p.out, p.out_dtype, "O"));
-  if (SplitsHeads(p) && p.batch * p.num_heads > kMaxExtent) {
-    return Refuse("spec.batch", absl::StrCat("times spec.num_heads is ", p.batch * p.num_heads,
-                                             "; on the GPU ", kMaxExtent, " is the most here"));
+  if (p.scale < 0) {  // It takes the largest product for the largest logit: O overflows.
+    return Refuse("spec.scale", "is below 0, with which cuDNN's forward kernels overflow");
   }
-  SdpaDescription d;
-  d.dtype = p.dtype;
-  d.batch = p.batch;
-  d.s_q = p.max_seqlen_q;
-  d.s_kv = p.max_seqlen_kv;
-  d.num_heads = p.num_heads;
-  d.num_kv_heads = p.num_kv_heads;
-  d.head_dim_qk = p.head_dim_qk;
-  d.head_dim_v = p.head_dim_v;
-  d.q = p.q.strides;
-  d.k = p.k.strides;
-  d.v = p.v.strides;
-  d.out = p.out.strides;
-  d.lse = p.lse;
-  d.lse.dim = 1;
-  d.is_paged = p.is_paged;
-  d.has_lengths = !RunsDense(p);
-  if (d.has_lengths) {
-    // A page pool's single query row needs no start: a row that belongs to nobody spoils only
-    // itself. cuDNN's decode kernels want it that way.
-    if (p.q_is_thd || !p.is_paged || p.max_seqlen_q != 1) DescribeRaggedQ(p, d);
-    DescribeKv(p, d);
-    if (SplitsHeads(p)) SplitHeads(p, d);
-  }
-  ForgetDeadStrides(p, d);
-  DescribeMask(p, d);
+  ATTND_ASSIGN_OR_RETURN(SdpaDescription d, Describe(p, false));
   // cuDNN 9.19 accepts FLOAT32 for O beside a mask, and then writes 16-bit elements all the same.
   const bool masked = d.left != kUnbounded || d.right != kUnbounded;
-  d.out_dtype = masked ? p.dtype : p.out_dtype;
+  if (!masked) d.out_dtype = p.out_dtype;
   return d;
+}
+
+absl::StatusOr<SdpaDescription> DescribeSdpaBackward(const AttentionProblem& p) {
+  ATTND_ASSIGN_OR_RETURN(SdpaDescription d, Describe(p, true));
+  DescribeTotals(p, d);
+  if (d.deterministic && d.bias_kind == BiasKind::kNone) TakeParts(d);
+  return d;
+}
+
+SdpaParts PartsOf(const SdpaDescription& d, const AttentionProblem& p) {
+  const int64_t heads = d.splits_heads ? p.num_heads : 1;
+  return {.batch = std::max<int64_t>(1, (p.batch * heads + d.batch - 1) / d.batch),
+          .heads = d.splits_heads ? 1 : p.num_heads / d.num_heads};
 }
 
 std::string_view EngineName(const SdpaDescription& d) {

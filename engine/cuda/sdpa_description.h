@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/core/attention_problem.h"
+#include "engine/core/attention_spec.h"
 
 namespace attnd {
 
@@ -26,9 +27,19 @@ struct SdpaDescription {
   bool ragged_kv = false;
   bool is_paged = false;
   bool bottom_right = false;
-  bool lse_in_scratch = false;  // The graph writes LSE as [row, head] into scratch memory.
+  bool lse_in_scratch = false;  // The graph has LSE as [row, head] in scratch memory.
+  bool splits_heads = false;    // A query head is a sequence of its own.
+  bool is_backward = false;
+  bool deterministic = false;  // Backward only: cuDNN's forward always is.
+  bool has_sink = false;
+  BiasKind bias_kind = BiasKind::kNone;  // Or POST_SCALE, or ALIBI with cuDNN's own slopes.
+  // Axes that a POST_SCALE bias has beside that of keys; it is row-major.
+  bool bias_per_sequence = false;
+  bool bias_per_head = false;
+  bool bias_per_row = false;
 
   // Where lengths are inputs these are upper bounds, in buckets; the batch too where all is ragged.
+  // Batch and heads may be a part of the problem's: then the graph runs once for each part.
   int64_t batch = 0;
   int64_t s_q = 0;
   int64_t s_kv = 0;
@@ -36,6 +47,10 @@ struct SdpaDescription {
   int64_t num_kv_heads = 0;
   int64_t head_dim_qk = 0;
   int64_t head_dim_v = 0;
+
+  // Backward, THD sides: bound of the rows up to a sequence's end, in buckets. 0: not told.
+  int64_t total_q = 0;
+  int64_t total_kv = 0;
 
   int64_t page_size = 0;
   int64_t pages_per_sequence = 0;  // In buckets, like the pool's sizes.
@@ -45,7 +60,8 @@ struct SdpaDescription {
   int64_t left = kUnbounded;  // Inclusive, as in BandMask.
   int64_t right = kUnbounded;
 
-  // The batch stride of a ragged tensor means nothing; it follows from the buckets.
+  // The batch stride of a ragged tensor means nothing; it follows from the buckets. Gradients have
+  // the strides of what they are gradients of.
   Strides q, k, v, out, lse;
 
   bool operator==(const SdpaDescription&) const = default;
@@ -65,6 +81,14 @@ int64_t BucketCount(int64_t count);
 // UNIMPLEMENTED with the field and the nearest form for what cuDNN is known to refuse; what it
 // makes of the rest, only building the graph tells.
 absl::StatusOr<SdpaDescription> DescribeSdpa(const AttentionProblem& problem);
+absl::StatusOr<SdpaDescription> DescribeSdpaBackward(const AttentionProblem& problem);
+
+// How often the graph runs for the problem: for parts of its batch, each by parts of its heads.
+struct SdpaParts {
+  int64_t batch = 1;
+  int64_t heads = 1;
+};
+SdpaParts PartsOf(const SdpaDescription& description, const AttentionProblem& problem);
 
 // "cudnn_dense", "cudnn_ragged" or "cudnn_paged".
 std::string_view EngineName(const SdpaDescription& description);

@@ -13,14 +13,28 @@
 
 namespace attnd {
 
-// Device pointers, but for the scale. Those of arrays that the description does not use are
-// ignored. Q, K, V and O point to the first element of the tensor, not of its buffer.
+inline constexpr int kMaxFp8Amax = 4;
+
+// Device pointers, but for the scale. Those of tensors and arrays that the description does not use
+// are ignored. They point to the first element of the tensor, not of its buffer. Forward writes O
+// and LSE; backward reads them.
 struct SdpaPointers {
   const void* q = nullptr;
   const void* k = nullptr;
   const void* v = nullptr;
   void* out = nullptr;
   float* lse = nullptr;
+  const void* bias = nullptr;
+  const float* sink = nullptr;  // [h]
+  const void* d_out = nullptr;
+  void* dq = nullptr;
+  void* dk = nullptr;
+  void* dv = nullptr;
+  void* d_bias = nullptr;
+  // FP8 only: scales in the order of kFp8ScaleFields, and largest magnitudes (forward: S, O;
+  // backward: dP, dQ, dK, dV), kFp8Slot floats apart.
+  const float* fp8_scales = nullptr;
+  float* fp8_amax = nullptr;
   const int64_t* q_offsets = nullptr;
   const int64_t* k_offsets = nullptr;
   const int64_t* v_offsets = nullptr;

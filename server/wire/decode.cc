@@ -17,6 +17,17 @@ std::optional<Buffer> BufferNamed(std::string_view name) {
   return std::nullopt;
 }
 
+StatedFp8Scales DecodeFp8Scales(const v1::Fp8Scales& proto) {
+  StatedFp8Scales stated;
+  for (size_t i = 0; i < stated.size(); ++i) {
+    const auto* field =
+        v1::Fp8Scales::descriptor()->FindFieldByName(std::string(kFp8ScaleFields[i].name));
+    const google::protobuf::Reflection& reflection = *proto.GetReflection();
+    if (reflection.HasField(proto, field)) stated[i] = reflection.GetFloat(proto, field);
+  }
+  return stated;
+}
+
 // Decodes the fields that Forward and Plan share.
 class Decoder {
  public:
@@ -106,7 +117,7 @@ absl::Status Decoder::DecodeSpec(const v1::AttentionSpec& proto, AttentionSpec& 
   }
   spec.deterministic = proto.deterministic();
   spec.batch_invariant = proto.batch_invariant();
-  spec.has_fp8_scales = proto.has_fp8();
+  if (proto.has_fp8()) spec.fp8 = Replaced(Fp8Scales(), DecodeFp8Scales(proto.fp8()));
   return proto.has_views() ? DecodeViews(proto.views(), spec) : absl::OkStatus();
 }
 
@@ -249,8 +260,13 @@ absl::Status CheckContextAlone(const v1::BackwardRequest& request) {
     return InvalidField(reason::kMisplacedField, field,
                         "is set, but context holds what Forward was given and returned");
   }
-  if (!request.context().id().empty()) return absl::OkStatus();
-  return InvalidField(reason::kMissingField, "context.id", "is required");
+  if (request.context().id().empty()) {
+    return InvalidField(reason::kMissingField, "context.id", "is required");
+  }
+  if (request.context().generation() == 0) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kExpired, "context.generation",
+                   absl::StrCat("context.generation is ", request.context().generation(),
+                                "; a context has generation 0 alone"));
 }
 
 }  // namespace
@@ -268,9 +284,7 @@ absl::StatusOr<DecodedCall> DecodeBackward(const v1::BackwardRequest& request,
   ATTND_RETURN_IF_ERROR(decoder.DecodeBackwardFields(request));
   ATTND_RETURN_IF_ERROR(
       DecodePlacement(request.grads_placement(), "grads_placement", result.grads, result.unbuilt));
-  if (request.has_fp8() && result.unbuilt.ok()) {
-    result.unbuilt = UnimplementedField(reason::kNotBuilt, "fp8", "is not built yet");
-  }
+  if (request.has_fp8()) result.description.backward.fp8 = DecodeFp8Scales(request.fp8());
   return result;
 }
 

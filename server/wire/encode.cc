@@ -102,6 +102,16 @@ v1::ExecutionInfo EncodeInfo(const ExecutionReport& report) {
   return info;
 }
 
+// As ForwardBuffers and BackwardBuffers have them; empty where the reply has none.
+std::vector<float> AmaxOf(const CallResult& result) {
+  const std::span<const std::byte> bytes = result.bytes(Piece::kAmax);
+  std::vector<float> amax(bytes.size() / sizeof(float));
+  for (size_t i = 0; i < amax.size(); ++i) {
+    amax[i] = LoadElement(DType::kFloat32, bytes.data(), static_cast<int64_t>(i));
+  }
+  return amax;
+}
+
 v1::ResolvedView EncodeView(const TensorView& view) {
   v1::ResolvedView proto;
   const std::string_view name = Name(view.buffer);
@@ -123,6 +133,10 @@ grpc::ByteBuffer EncodeForward(const DecodedCall& decoded, const CallResult& res
     response.mutable_rng()->set_seed(decoded.description.spec.dropout->seed);
     response.mutable_rng()->set_offset(decoded.description.spec.dropout->offset);
   }
+  if (const std::vector<float> amax = AmaxOf(result); !amax.empty()) {
+    response.mutable_amax()->set_s(amax[0]);
+    response.mutable_amax()->set_o(amax[1]);
+  }
   if (!result.context.empty()) {
     response.mutable_context()->set_id(result.context);
     response.mutable_context()->set_owner(decoded.owner);
@@ -143,6 +157,12 @@ grpc::ByteBuffer EncodeBackward(const DecodedCall& decoded, const CallResult& re
   v1::BackwardResponse response;
   std::vector<grpc::Slice> slices(1);  // The first is the message, written last.
   *response.mutable_info() = EncodeInfo(result.report);
+  if (const std::vector<float> amax = AmaxOf(result); !amax.empty()) {
+    response.mutable_amax()->set_d_p(amax[0]);
+    response.mutable_amax()->set_d_q(amax[1]);
+    response.mutable_amax()->set_d_k(amax[2]);
+    response.mutable_amax()->set_d_v(amax[3]);
+  }
   auto place = [&](Piece piece, FieldPath path,
                    v1::Tensor* (*mutable_tensor)(v1::BackwardResponse&)) {
     const TensorDesc* const desc = result.layout.desc(piece);

@@ -48,6 +48,7 @@ class Case:
     sinks: tuple | str | None = None  # by head, "off_by_one", or none
     dropout: tuple | None = None  # probability, seed, offset
     has_gradients: bool = True
+    fp8_ranges: tuple | None = None  # With FP8 alone: what O and gradients use of their type's range.
 
     def bias_dims(self) -> tuple:
         b, h = len(self.q.lens), self.heads[0]
@@ -266,6 +267,37 @@ def dropouts():
     yield Case("dropout", "long", Side((70, 3)), Side((129, 40)), (2, 1), (8, 8), dropout=(0.25, 1, 2))
 
 
+def fp8() -> list:
+    masks = PARAMETER_MASKS | {"causal_tl": Mask(causal="top_left")}
+    fit = 0.5, 0.5
+    for _ in range(2):
+        for mask_name, mask in masks.items():
+            for side, q, *sizes in _sides():
+                yield Case("fp8", f"{mask_name}.{q.axis()}.{side}", q, *sizes, mask, fp8_ranges=fit)
+    features = {
+        "scale": {"scale": -0.7},
+        "cap": {"scale": 1.0, "softcap": 0.8},
+        "alibi": {"bias_kind": "alibi"},
+        "dropout": {"dropout": (0.3, 42, 7)},
+        "o_saturates": {"fp8_ranges": (3.0, 0.5), "has_gradients": False},
+        "d_saturates": {"fp8_ranges": (0.5, 3.0)},
+    }
+    for name, feature in features.items():
+        for side, *sizes in _sides():
+            mask = PARAMETER_MASKS["causal_br"]
+            yield Case("fp8", f"{name}.{side}", *sizes, mask, **{"fp8_ranges": fit, **feature})
+    for side, *sizes in _sides():
+        levels = (1.0, -2.0, 3.0, 0.5)[: sizes[2][0]]
+        yield Case("fp8", f"sinks.{side}", *sizes, sinks=levels, fp8_ranges=fit)
+    few = Side((1, 1)), Side((300, 40)), (4, 2), (16, 16)
+    yield Case("fp8", "decode", *few, fp8_ranges=fit, has_gradients=False)
+    chunks = Side((3,)), Side((700,)), (2, 1), (8, 8)
+    yield Case("fp8", "few_rows", *chunks, fp8_ranges=fit, has_gradients=False)
+    tall = Side((150,)), Side((150,)), (1, 1), (8, 8)
+    yield Case("fp8", "tall", *tall, Mask(causal="top_left"), fp8_ranges=fit)
+    yield Case("fp8", "no_keys", Side((3, 5)), Side((0, 0)), (2, 1), (8, 8), fp8_ranges=fit)
+
+
 def all_cases() -> list:
     plain = [*grid(), *head_dims(), *scales(), *windows(), *tiles(), *shapes()]
-    return [*plain, *biases(), *alibis(), *sinks(), *dropouts()]
+    return [*plain, *biases(), *alibis(), *sinks(), *dropouts(), *fp8()]

@@ -10,6 +10,7 @@
 
 #include "engine/core/layout.h"
 #include "engine/core/status.h"
+#include "tests/conformance/fp8.h"
 
 namespace attnd::testing {
 namespace {
@@ -17,9 +18,12 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kMaxFailuresPerTest = 5;
 
-// Bound of the relative RMS error of O, by the precision of the inputs.
-double OutBound(const GoldenCase& c) {
-  switch (c.dtype) {
+// Bound of the relative RMS error of O, by its precision or that of the inputs. FP8 inputs are
+// exact floats.
+double OutBound(const GoldenCase& c, DType out_dtype) {
+  switch (IsFloat8(c.dtype) ? out_dtype : c.dtype) {
+    case DType::kFloat8E4M3: return 4e-2;
+    case DType::kFloat8E5M2: return 8e-2;
     case DType::kFloat16: return 2e-3;
     case DType::kBFloat16: return 1.5e-2;
     default: return 1e-6 * std::sqrt(static_cast<double>(c.geometry.d_qk));
@@ -47,19 +51,25 @@ std::string CompareOut(const Arrangement& a, const GoldenCase& c, const Attentio
                        const ForwardResult& result) {
   const Geometry& g = c.geometry;
   std::vector<bool> owned(*NumElements(problem.out_desc.shape));
+  const StoredAs stored{problem.out_dtype, problem.out_scale()};
   double error = 0, reference = 0;
   std::ostringstream wrong;
   size_t row = 0;
   ForEachRow(g, [&](int64_t i, int64_t j, int64_t n) {
     for (int64_t d = 0; d < g.d_v; ++d) {
       const int64_t index = OutIndex(a, g, {i, j, n, d});
-      const double got = LoadElement(problem.out_dtype, result.out.data(), index);
-      const double want = c.out[row * g.d_v + d];
+      const double got = LoadElement(problem.out_dtype, result.out.data(), index) / stored.scale;
+      const double want = stored.InRange(c.out[row * g.d_v + d]);
       owned[index] = true;
       if (std::isnan(want) ? got != 0 : !std::isfinite(got)) {
         wrong << " O[" << i << "," << j << "," << n << "," << d << "] = " << got;
       }
       if (std::isnan(want)) continue;
+      if (IsFloat8(stored.dtype) &&
+          std::abs(got - want) > stored.RoundingError(want) + 1e-5 * (1 + std::abs(want))) {
+        wrong << " O[" << i << "," << j << "," << n << "," << d << "] = " << got << ", not "
+              << want;
+      }
       error += (got - want) * (got - want);
       reference += want * want;
     }
@@ -70,7 +80,8 @@ std::string CompareOut(const Arrangement& a, const GoldenCase& c, const Attentio
     if (!owned[index] && got != 0) wrong << " O of no sequence at " << index << " = " << got;
   }
   const double relative = reference > 0 ? std::sqrt(error / reference) : std::sqrt(error);
-  if (!(relative <= OutBound(c))) wrong << " relative RMS " << relative << " > " << OutBound(c);
+  const double bound = OutBound(c, problem.out_dtype);
+  if (!(relative <= bound)) wrong << " relative RMS " << relative << " > " << bound;
   return wrong.str();
 }
 
@@ -152,6 +163,7 @@ PackedRequest MakeRequest(const Arrangement& a, const GoldenCase& c, const PackO
   request.spec.alibi = c.alibi;
   request.spec.softmax_kind = c.softmax_kind;
   request.spec.dropout = c.dropout;
+  request.spec.fp8 = c.fp8;
   if (!c.bias_shape.empty()) {
     request.inputs.bias = TensorDesc{c.dtype, c.bias_shape};
     request.bias.assign(c.bias.begin(), c.bias.end());
@@ -189,14 +201,16 @@ absl::StatusOr<ForwardResult> RunForward(const BackendUnderTest& backend, Attent
   buffers.softmax_offset = reinterpret_cast<const float*>(softmax_offset.get());
   const TestBuffer out(backend, *NumBytes(problem.out_desc));
   const TestBuffer lse(backend, *NumBytes(problem.lse_desc));
+  const TestBuffer amax(backend, IsFloat8(problem.dtype) ? 2 * sizeof(float) : 0);
   const TestBuffer workspace(backend, plan.workspace_bytes());
   buffers.out = out.get();
   buffers.lse = want_lse ? reinterpret_cast<float*>(lse.get()) : nullptr;
+  buffers.amax = reinterpret_cast<float*>(amax.get());
   buffers.workspace = {workspace.get(), static_cast<size_t>(plan.workspace_bytes())};
   if (backend.queue) buffers.queue = &backend.queue();
   ATTND_RETURN_IF_ERROR(plan.Forward(problem, buffers));
   if (buffers.queue != nullptr) ATTND_RETURN_IF_ERROR(buffers.queue->Wait());
-  return ForwardResult{out.Read(), lse.Read()};
+  return ForwardResult{out.Read(), lse.Read(), amax.Read()};
 }
 
 std::string Compare(const Arrangement& a, const GoldenCase& c, const AttentionProblem& problem,
@@ -207,7 +221,21 @@ std::string Compare(const Arrangement& a, const GoldenCase& c, const AttentionPr
   if (problem.lse_desc.shape != LseShape(a, c.geometry)) {
     return "LSE has shape " + ShapeString(problem.lse_desc.shape);
   }
-  return Shorten(CompareOut(a, c, problem, result)) + Shorten(CompareLse(a, c, problem, result));
+  return Shorten(CompareOut(a, c, problem, result)) + Shorten(CompareLse(a, c, problem, result)) +
+         CompareAmax(c, result.amax, 0, std::array{1e-5, 1e-5});
+}
+
+std::string CompareAmax(const GoldenCase& c, const std::vector<std::byte>& got, size_t first,
+                        std::span<const double> bounds) {
+  if (!IsFloat8(c.dtype)) return "";
+  std::ostringstream wrong;
+  for (size_t k = 0; k < bounds.size(); ++k) {
+    const double value = LoadElement(DType::kFloat32, got.data(), static_cast<int64_t>(k));
+    const double want = c.amax[first + k];
+    if (std::abs(value - want) <= bounds[k] * want) continue;  // False for NaN.
+    wrong << " amax " << k << " = " << value << ", not " << want;
+  }
+  return wrong.str();
 }
 
 Tally& TallyOf(const std::string& backend) {

@@ -48,15 +48,15 @@ class TestBuffer {
   std::unique_ptr<std::byte, std::function<void(std::byte*)>> memory_;
 };
 
-// Outputs of one forward call.
+// Outputs of one forward call. amax is of FP8 alone.
 struct ForwardResult {
-  std::vector<std::byte> out, lse;
+  std::vector<std::byte> out, lse, amax;
 };
 
 // Gradients of one backward call.
 struct BackwardResult {
   std::array<std::vector<std::byte>, kNumInputBuffers> grads;
-  std::vector<std::byte> d_bias, d_softmax_offset;
+  std::vector<std::byte> d_bias, d_softmax_offset, amax;
 };
 
 // A forward request and what a client sends back with it.
@@ -90,6 +90,11 @@ absl::StatusOr<BackwardResult> RunBackward(const BackendUnderTest& backend, Back
                                            const BackwardRequest& request);
 std::string CompareGradients(const Arrangement& arrangement, const GoldenCase& c,
                              const AttentionProblem& problem, const BackwardResult& result);
+
+// Compares the reply's amax with consecutive ones of the case's, from number `first` on; each error
+// is at most that bound times the value.
+std::string CompareAmax(const GoldenCase& c, const std::vector<std::byte>& got, size_t first,
+                        std::span<const double> bounds);
 
 // Which (arrangement, case) cells a backend ran, and what it refused.
 struct Tally {

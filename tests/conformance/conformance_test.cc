@@ -23,9 +23,9 @@ void PrintTo(const Arrangement& arrangement, std::ostream* out) { *out << arrang
 
 namespace {
 
-constexpr const char* kGroups[] = {"none",      "causal_tl", "causal_br", "window", "head_dim",
-                                   "softcap",   "scale",     "tiles",     "shapes", "bias_pre",
-                                   "bias_post", "alibi",     "sinks",     "dropout"};
+constexpr const char* kGroups[] = {"none",      "causal_tl", "causal_br", "window",  "head_dim",
+                                   "softcap",   "scale",     "tiles",     "shapes",  "bias_pre",
+                                   "bias_post", "alibi",     "sinks",     "dropout", "fp8"};
 
 BackendUnderTest OnHost(std::string name, std::function<std::unique_ptr<AttentionBackend>()> make) {
   constexpr std::align_val_t kAlignment{64};
@@ -160,7 +160,8 @@ TEST_P(ConformancePlan, ServesOtherScalesAndLengths) {
 }
 
 TEST_P(ConformancePlan, ListsTheDtypesThatItRan) {
-  for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+  for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3,
+                      DType::kFloat8E5M2}) {
     const auto& dtypes = InstanceOf(GetParam()).info().dtypes;
     EXPECT_EQ(std::count(dtypes.begin(), dtypes.end(), dtype), 1) << Name(dtype);
   }

@@ -1,13 +1,13 @@
-"""Writes the golden file of the conformance suite: inputs and float64 answers of ~2,500 problems.
+"""Writes the golden file of the conformance suite: inputs and float64 answers of ~2,600 problems.
 
 usage: generate.py OUTPUT
 
 Inputs and the gradient of O have unit variance and are rounded to the dtype before the answer is
 computed. Gradients go with FLOAT32 and, by turns, with FLOAT16 or BFLOAT16.
 
-File: little-endian, no padding. "ATGOLD02", int64 count, then for each problem
+File: little-endian, no padding. "ATGOLD03", int64 count, then for each problem
   char group[32], name[96]                        zero-padded
-  int64 dtype (1 FLOAT32, 2 FLOAT16, 3 BFLOAT16), b, h, g, d_qk, d_v
+  int64 dtype (1 FLOAT32, 2 FLOAT16, 3 BFLOAT16, 4 E4M3, 5 E5M2), b, h, g, d_qk, d_v
   int64 s_q, s_kv                                 axes of a dense buffer, >= every length
   int64 t_q, t_kv                                 rows of a token buffer
   int64 has_lengths                               0: every sequence fills its dense axis
@@ -23,6 +23,10 @@ File: little-endian, no padding. "ATGOLD02", int64 count, then for each problem
   float64 scale, softcap                          NaN: absent
   float64 drop_probability                        0: no dropout
   int64 q_len[b], kv_len[b], q_row[b+1], kv_row[b+1]
+with an FP8 dtype
+  float32 scales[13]                              fields of Fp8Scales
+  float32 amax[6]                                 fields of Fp8Amax
+and with all
   dtype q[sum q_len, h, d_qk], k[sum kv_len, g, d_qk], v[sum kv_len, g, d_v]
   dtype bias[bias_dims]                           NaN in cells that no pair of a query and a key uses
   float32 softmax_offset[h]                       learnable only
@@ -32,8 +36,9 @@ and with gradients
   dtype d_out[sum q_len, h, d_v]
   answer dq, dk, dv, d_bias                       like q, k, v, bias
   float32 d_softmax_offset[h]                     learnable only
-An answer is float32, or float16 with the 16-bit dtypes. NaN: nothing contributes, so that it must be
-exactly 0.
+An answer is float32, or float16 with the 16-bit dtypes, and with FP8 float32 for O and float16 for
+gradients; it is the real value, before any scale. NaN: nothing contributes, so that it must be exactly
+0. Inputs and d_out of FP8 are what is stored, and their real values have unit variance.
 """
 
 import itertools
@@ -47,7 +52,8 @@ import dropout
 import oracle
 from cases import Case, all_cases
 
-DTYPES = {"f32": 1, "f16": 2, "bf16": 3}
+DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "e4m3": 4, "e5m2": 5}
+WIDE, NARROW = ("f32", "f16", "bf16"), ("e4m3", "e5m2")
 ANCHORS = {"none": 0, "top_left": 1, "bottom_right": 2}
 BIASES = {"none": 0, "pre_scale": 1, "post_scale": 2, "alibi": 3}
 
@@ -64,6 +70,32 @@ def round_to(dtype: str, x: np.ndarray):
     return bits.tobytes(), bits.view("<f4").astype(np.float64)
 
 
+def float8_numbers(dtype: str) -> np.ndarray:
+    """The numbers of codes 0, 1, ... up to the largest, which are those from 0 up."""
+    mantissa_bits, bias, count = {"e4m3": (3, 7, 127), "e5m2": (2, 15, 124)}[dtype]
+    codes = np.arange(count)
+    exponent, mantissa = codes >> mantissa_bits, codes % (1 << mantissa_bits)
+    fraction = mantissa / (1 << mantissa_bits) + (exponent > 0)
+    return np.ldexp(fraction, np.maximum(exponent, 1) - bias)
+
+
+def round_to_float8(dtype: str, x: np.ndarray):
+    """As round_to. To nearest, ties to the even code; nothing is beyond the largest number."""
+    numbers = float8_numbers(dtype)
+    magnitude = np.minimum(np.abs(x), numbers[-1])
+    below = np.minimum(np.searchsorted(numbers, magnitude, side="right") - 1, len(numbers) - 2)
+    middle = (numbers[below] + numbers[below + 1]) / 2
+    up = (magnitude > middle) | ((magnitude == middle) & (below % 2 == 1))
+    code = below + up
+    stored = (code | np.where(np.signbit(x), 0x80, 0)).astype(np.uint8)
+    return stored.tobytes(), np.copysign(numbers[code], x)
+
+
+def descale_of(dtype: str, largest: float) -> np.float32:
+    """The scale of a tensor that uses the dtype's range for real numbers up to `largest`."""
+    return np.float32(largest / float8_numbers(dtype)[-1]) if dtype in NARROW else np.float32(1)
+
+
 class Inputs:
     """What a case's problem reads: each tensor as bytes and in float64."""
 
@@ -71,9 +103,17 @@ class Inputs:
         (h, g), (d_qk, d_v) = case.heads, case.dims
         rng = np.random.default_rng(zlib.crc32(f"{case.group}/{case.name}.{dtype}".encode()))
         queries, keys = sum(case.q.lens), sum(case.kv.lens)
-        draw = lambda *shape: round_to(dtype, rng.standard_normal(shape))
-        self.raw_qkv, self.qkv = zip(draw(queries, h, d_qk), draw(keys, g, d_qk), draw(keys, g, d_v))
-        self.raw_d_out, self.d_out = draw(queries, h, d_v)
+        self.descales = [descale_of(dtype, largest) for largest in (4.5, 5.0, 6.5, 5.5)]
+        shapes = (queries, h, d_qk), (keys, g, d_qk), (keys, g, d_v), (queries, h, d_v)
+        drawn = []
+        for shape, descale in zip(shapes, self.descales):
+            if dtype in NARROW:
+                raw, stored = round_to_float8(dtype, rng.standard_normal(shape) / descale)
+                drawn.append((raw, stored * np.float64(descale)))
+            else:
+                drawn.append(round_to(dtype, rng.standard_normal(shape)))
+        *self.raw_qkv, self.raw_d_out = (raw for raw, _ in drawn)
+        *self.qkv, self.d_out = (real for _, real in drawn)
         self.raw_bias, self.bias = b"", None
         if case.bias_kind in ("pre_scale", "post_scale"):
             values = case.bias_mean + rng.standard_normal(case.bias_dims())
@@ -154,18 +194,34 @@ def header(case: Case, dtype: str, with_gradients: bool) -> bytes:
     return struct.pack("<32s96s27q3d", *names, *integers, *numbers, drop)
 
 
+def fp8_numbers(case: Case, dtype: str, inputs: Inputs, found: list, with_gradients: bool) -> list:
+    """Scales and amax."""
+    largest = lambda name: max([0.0, *(np.max(np.nan_to_num(np.abs(getattr(a, name))), initial=0) for a in found)])
+    o, d_q, d_k, d_v = (largest(name) for name in ("out", "dq", "dk", "dv"))
+    p, d_p = max(a.largest_p for a in found), max(a.largest_dx for a in found)
+    most_o, most_d = (part * float8_numbers(dtype)[-1] for part in case.fp8_ranges)
+    scale = lambda most, x: np.float32(most / x if x > 0 else 1)
+    scale_o, scales = scale(most_o, o), [scale(most_d, x) for x in (d_q, d_k, d_v)]
+    *descales, descale_d_o = inputs.descales
+    numbers = [*descales, 3.0, 0.25, scale_o, 1 / scale_o, descale_d_o, 5.0, 0.5, *scales]
+    return [*numbers, p, o, *((d_p, d_q, d_k, d_v) if with_gradients else (0.0,) * 4)]
+
+
 def record(case: Case, dtype: str, with_gradients: bool) -> bytes:
     """One problem of the file."""
     inputs = Inputs(case, dtype)
     found = answers(case, inputs, with_gradients)
     number = "<f4" if dtype == "f32" else "<f2"
+    out_number = "<f4" if dtype in NARROW else number
     learnable = isinstance(case.sinks, tuple)
     join = lambda name, kind=number: b"".join(getattr(a, name).astype(kind).tobytes() for a in found)
     geometry = (*case.q.lens, *case.kv.lens, *case.q.starts(), *case.kv.starts())
     parts = [header(case, dtype, with_gradients), np.array(geometry, "<i8").tobytes()]
+    if dtype in NARROW:
+        parts += [np.array(fp8_numbers(case, dtype, inputs, found, with_gradients), "<f4").tobytes()]
     parts += [*inputs.raw_qkv, inputs.raw_bias]
     parts += [np.array(case.sinks, "<f4").tobytes() if learnable else b""]
-    parts += [join("out"), join("lse", "<f4")]
+    parts += [join("out", out_number), join("lse", "<f4")]
     if with_gradients:
         parts += [inputs.raw_d_out, join("dq"), join("dk"), join("dv")]
         if inputs.bias is not None:
@@ -176,17 +232,21 @@ def record(case: Case, dtype: str, with_gradients: bool) -> bytes:
 
 
 def has_gradients(case: Case, index: int, dtype: str) -> bool:
-    return case.has_gradients and dtype in ("f32", ("f16", "bf16")[index % 2])
+    return case.has_gradients and dtype in ("f32", ("f16", "bf16")[index % 2], *NARROW)
 
 
 def main() -> int:
     if len(sys.argv) != 2:
         print(__doc__.splitlines()[2], file=sys.stderr)
         return 2
-    cases = all_cases()
+    records = [
+        (index, case, dtype)
+        for index, case in enumerate(all_cases())
+        for dtype in (WIDE if case.fp8_ranges is None else NARROW)
+    ]
     with open(sys.argv[1], "wb") as file:
-        file.write(b"ATGOLD02" + struct.pack("<q", len(cases) * len(DTYPES)))
-        for (index, case), dtype in itertools.product(enumerate(cases), DTYPES):
+        file.write(b"ATGOLD03" + struct.pack("<q", len(records)))
+        for index, case, dtype in records:
             file.write(record(case, dtype, has_gradients(case, index, dtype)))
     return 0
 

@@ -107,6 +107,14 @@ void ReadHeader(Reader& reader, GoldenCase& c) {
   g.kv_row = reader.Numbers<int64_t>(g.batch + 1);
 }
 
+void ReadFp8(Reader& reader, GoldenCase& c) {
+  c.fp8.emplace();
+  for (const Fp8ScaleField& field : kFp8ScaleFields) {
+    (*c.fp8).*field.member = reader.Number<float>();
+  }
+  c.amax = reader.Numbers<float>(6);
+}
+
 GoldenCase ReadCase(Reader& reader) {
   GoldenCase c;
   ReadHeader(reader, c);
@@ -116,11 +124,13 @@ GoldenCase ReadCase(Reader& reader) {
   const int64_t outs = queries * g.h * g.d_v;
   const int64_t sinks = c.softmax_kind == SoftmaxKind::kLearnable ? g.h : 0;
   const DType answer = c.dtype == DType::kFloat32 ? DType::kFloat32 : DType::kFloat16;
+  const DType out_answer = IsFloat8(c.dtype) ? DType::kFloat32 : answer;
+  if (IsFloat8(c.dtype)) ReadFp8(reader, c);
   c.tensors.dtype = c.dtype;
   for (int i = 0; i < 3; ++i) c.tensors.qkv[i] = reader.Take(counts[i] * size);
   c.bias = reader.Take(Product(c.bias_shape) * size);
   c.softmax_offset = reader.Take(sinks * sizeof(float));
-  c.out = reader.Answers(answer, outs);
+  c.out = reader.Answers(out_answer, outs);
   c.lse = reader.Answers(DType::kFloat32, queries * g.h);
   if (!c.has_gradients) return c;
   c.d_out = reader.Take(outs * size);
@@ -132,7 +142,7 @@ GoldenCase ReadCase(Reader& reader) {
 
 std::vector<GoldenCase> ReadFile() {
   static Reader reader(ATTND_GOLDEN_FILE);
-  if (reader.Text(8) != "ATGOLD02") Reader::Fail("is no golden file");
+  if (reader.Text(8) != "ATGOLD03") Reader::Fail("is no golden file");
   std::vector<GoldenCase> cases(reader.Number<int64_t>());
   for (GoldenCase& c : cases) c = ReadCase(reader);
   if (!reader.AtEnd()) Reader::Fail("goes on past its last case");

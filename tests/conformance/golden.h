@@ -26,11 +26,16 @@ struct GoldenCase {
   std::optional<AlibiShard> alibi;
   SoftmaxKind softmax_kind = SoftmaxKind::kVanilla;
   std::optional<Dropout> dropout;
+  std::optional<Fp8Scales> fp8;  // With an FP8 dtype.
   // Spans go into the file's bytes, which live as long as the program.
   LogicalTensors tensors;
   std::span<const std::byte> bias, softmax_offset;
 
-  // Answers are NaN where nothing contributes to them: there they must be exactly 0.
+  // With an FP8 dtype: S and O, then dP, dQ, dK and dV.
+  std::vector<float> amax;
+
+  // Answers are real values. They are NaN where nothing contributes to them: there they must be
+  // exactly 0.
   std::vector<double> out;  // [sum q_len, h, d_v]
   std::vector<double> lse;  // [sum q_len, h]
 

@@ -10,6 +10,7 @@
 #include "engine/core/layout.h"
 #include "engine/core/status.h"
 #include "tests/conformance/conformance.h"
+#include "tests/conformance/fp8.h"
 
 namespace attnd::testing {
 namespace {
@@ -17,18 +18,23 @@ namespace {
 constexpr int kMaxFailuresPerTest = 5;
 constexpr size_t kMostShown = 4;
 
-// Bound of the RMS error over the larger of the tensor's RMS and 0.1.
-double GradientBound(DType dtype) {
+// Bound of the RMS error over the larger of the tensor's RMS and 0.1. Where O is FP8 too, so is
+// what D = rowsum(dO * O) comes from.
+double GradientBound(DType dtype, bool out_is_fp8) {
   switch (dtype) {
+    case DType::kFloat8E4M3: return out_is_fp8 ? 1.1e-1 : 4e-2;
+    case DType::kFloat8E5M2: return out_is_fp8 ? 2.2e-1 : 8e-2;
     case DType::kFloat16: return 8e-3;
     case DType::kBFloat16: return 3e-2;
     default: return 3e-5;
   }
 }
 
-// Of each element: the error is at most this, times 1 + |element|.
-double ElementBound(DType dtype) {
+// Of each element: the error is at most this, times 1 + |element|, beside what FP8 rounds.
+double ElementBound(DType dtype, bool out_is_fp8) {
   switch (dtype) {
+    case DType::kFloat8E4M3: return out_is_fp8 ? 5e-1 : 1e-3;
+    case DType::kFloat8E5M2: return out_is_fp8 ? 1.0 : 1e-3;
     case DType::kFloat16: return 2e-2;
     case DType::kBFloat16: return 7e-2;
     default: return 1e-4;
@@ -38,17 +44,22 @@ double ElementBound(DType dtype) {
 // Compares one gradient, element by element.
 class Comparison {
  public:
-  Comparison(const char* name, DType dtype)
-      : name_(name), bound_(GradientBound(dtype)), element_bound_(ElementBound(dtype)) {}
+  Comparison(const char* name, const AttentionProblem& problem, const StoredAs& stored)
+      : name_(name),
+        stored_(stored),
+        bound_(GradientBound(problem.dtype, IsFloat8(problem.out_dtype))),
+        element_bound_(ElementBound(problem.dtype, IsFloat8(problem.out_dtype))) {}
 
-  // `want` is NaN where nothing contributes.
+  // `got` is what is stored; `want` is NaN where nothing contributes.
   void Add(double got, double want, int64_t element) {
     if (std::isnan(want)) {
       ExpectZero(got, element);
       return;
     }
-    if (!(std::abs(got - want) <= element_bound_ * (1 + std::abs(want))) &&
-        ++wrong_elements_ <= kMostShown) {
+    got /= stored_.scale;
+    want = stored_.InRange(want);
+    const double allowed = element_bound_ * (1 + std::abs(want)) + stored_.RoundingError(want);
+    if (!(std::abs(got - want) <= allowed) && ++wrong_elements_ <= kMostShown) {
       wrong_ << " " << name_ << " at " << element << " = " << got << ", not " << want;
     }
     ++count_;
@@ -71,6 +82,7 @@ class Comparison {
 
  private:
   const char* const name_;
+  const StoredAs stored_;
   const double bound_, element_bound_;
   double error_ = 0, reference_ = 0, count_ = 0;
   size_t wrong_elements_ = 0;
@@ -97,15 +109,17 @@ std::vector<std::byte> Scatter(const Geometry& g, const TensorDesc& desc, int64_
 }
 
 std::string CompareInputGradients(const Arrangement& a, const GoldenCase& c,
-                                  const BackwardResult& result) {
+                                  const AttentionProblem& problem, const BackwardResult& result) {
   constexpr const char* kNames[] = {"dQ", "dK", "dV"};
+  const Fp8Scales& fp8 = problem.fp8;
+  const double scales[] = {fp8.scale_d_q, fp8.scale_d_k, fp8.scale_d_v};
   const Geometry& g = c.geometry;
   std::array<std::vector<bool>, kNumInputBuffers> owned;
   const int64_t size = SizeOf(c.dtype);
   for (size_t k = 0; k < owned.size(); ++k) owned[k].resize(result.grads[k].size() / size);
   std::string wrong;
   for (int tensor = 0; tensor < 3; ++tensor) {
-    Comparison comparison(kNames[tensor], c.dtype);
+    Comparison comparison(kNames[tensor], problem, {c.dtype, scales[tensor]});
     size_t next = 0;
     const std::vector<int64_t>& lens = tensor == 0 ? g.q_len : g.kv_len;
     for (int64_t i = 0; i < g.batch; ++i) {
@@ -123,7 +137,7 @@ std::string CompareInputGradients(const Arrangement& a, const GoldenCase& c,
     }
     wrong += comparison.Result();
   }
-  Comparison gaps("a gradient of no sequence", c.dtype);
+  Comparison gaps("a gradient of no sequence", problem, {});
   for (size_t k = 0; k < owned.size(); ++k) {
     for (size_t element = 0; element < owned[k].size(); ++element) {
       if (owned[k][element]) continue;
@@ -133,10 +147,10 @@ std::string CompareInputGradients(const Arrangement& a, const GoldenCase& c,
   return wrong + gaps.Result();
 }
 
-std::string CompareArray(const char* name, const GoldenCase& c, DType stored,
+std::string CompareArray(const char* name, const AttentionProblem& problem, DType stored,
                          const std::vector<std::byte>& got, const std::vector<double>& want) {
   if (got.size() != want.size() * SizeOf(stored)) return std::string(" no ") + name;
-  Comparison comparison(name, c.dtype);
+  Comparison comparison(name, problem, {});
   for (size_t k = 0; k < want.size(); ++k) {
     comparison.Add(LoadElement(stored, got.data(), k), want[k], k);
   }
@@ -148,7 +162,9 @@ std::string RunBackwardCell(const BackendUnderTest& backend, AttentionBackend& i
                             const Arrangement& a, const GoldenCase& c, size_t index) {
   PackedRequest request = MakeRequest(a, c, {.explicit_sizes = index % 2 == 0, .seed = index});
   ResolveOptions options;
-  if (index % 8 == 5) options.out_dtype = DType::kFloat32;
+  if (index % 8 == 5 || (IsFloat8(c.dtype) && index % 4 < 2)) {
+    options.out_dtype = DType::kFloat32;
+  }
   const auto problem = Resolve(request.spec, request.sequences, request.inputs, options);
   if (!problem.ok()) return problem.status().ToString();
   const auto plan = instance.BuildBackwardPlan(*problem);
@@ -173,10 +189,14 @@ BackwardRequest MakeBackwardRequest(const Arrangement& a, const GoldenCase& c,
     return OutIndex(a, g, {i, j, n, d});
   };
   const auto out = [&](int64_t k) {
-    return std::isnan(c.out[k]) ? 0.0f : static_cast<float>(c.out[k]);
+    return std::isnan(c.out[k]) ? 0.0f : static_cast<float>(c.out[k] * problem.out_scale());
   };
   const auto lse = [&](int64_t k) { return static_cast<float>(c.lse[k]); };
-  const auto d_out = [&](int64_t k) { return LoadElement(c.dtype, c.d_out.data(), k); };
+  // What FP8 stores is real where dO is not FP8.
+  const double d_out_factor = problem.fp8.descale_d_o / problem.d_out_descale();
+  const auto d_out = [&](int64_t k) {
+    return static_cast<float>(LoadElement(c.dtype, c.d_out.data(), k) * d_out_factor);
+  };
   BackwardRequest request;
   request.forward = std::move(forward);
   request.out = Scatter(g, problem.out_desc, g.d_v, out, out_index);
@@ -208,6 +228,8 @@ absl::StatusOr<BackwardResult> RunBackward(const BackendUnderTest& backend, Back
   buffers.bias = bias.get();
   buffers.softmax_offset = reinterpret_cast<const float*>(softmax_offset.get());
   buffers.out = out.get();
+  const TestBuffer amax(backend, IsFloat8(problem.dtype) ? 4 * sizeof(float) : 0);
+  buffers.amax = reinterpret_cast<float*>(amax.get());
   buffers.lse = reinterpret_cast<const float*>(lse.get());
   buffers.d_out = d_out.get();
   buffers.d_bias = d_bias.get();
@@ -220,15 +242,19 @@ absl::StatusOr<BackwardResult> RunBackward(const BackendUnderTest& backend, Back
   for (int i = 0; i < kNumInputBuffers; ++i) result.grads[i] = grads[i].Read();
   result.d_bias = d_bias.Read();
   result.d_softmax_offset = d_softmax_offset.Read();
+  result.amax = amax.Read();
   return result;
 }
 
 std::string CompareGradients(const Arrangement& a, const GoldenCase& c,
                              const AttentionProblem& problem, const BackwardResult& result) {
-  return CompareInputGradients(a, c, result) +
-         CompareArray("dBias", c, problem.dtype, result.d_bias, c.d_bias) +
-         CompareArray("dSoftmaxOffset", c, DType::kFloat32, result.d_softmax_offset,
-                      c.d_softmax_offset);
+  // Of dP, dQ and dK, which need D, and of dV.
+  const double with_d = IsFloat8(problem.out_dtype) ? 2.5e-1 : 1e-4;
+  return CompareInputGradients(a, c, problem, result) +
+         CompareArray("dBias", problem, problem.dtype, result.d_bias, c.d_bias) +
+         CompareArray("dSoftmaxOffset", problem, DType::kFloat32, result.d_softmax_offset,
+                      c.d_softmax_offset) +
+         CompareAmax(c, result.amax, 2, std::array{with_d, with_d, with_d, 1e-5});
 }
 
 void RunBackwardConformance(const BackendUnderTest& backend, AttentionBackend& instance,

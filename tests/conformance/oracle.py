@@ -77,6 +77,8 @@ class Answer:
     dv: np.ndarray
     d_bias: np.ndarray  # [h, Lq, Lkv]
     d_sinks: np.ndarray  # [h]
+    largest_p: float = 0.0  # Of the softmax, before dropout.
+    largest_dx: float = 0.0  # Of the gradient of q.k, in absolute value.
 
 
 def alibi_slopes(total_heads: int, first: int, count: int) -> tuple:
@@ -153,6 +155,7 @@ def _attend_row(problem, s, a, row, n, seen, x, slope) -> None:
     """Row `row` of head n: O and LSE, and what the row adds to the gradients."""
     kv = n // (problem.num_heads // problem.num_kv_heads)
     p, p_sink, a.lse[row, n] = _softmax(x, -np.inf if problem.sinks is None else problem.sinks[n])
+    a.largest_p = max(a.largest_p, p.max())
     kept = np.ones_like(p) if s.keep is None else s.keep[n, row, seen] / (1 - problem.drop)
     a.out[row, n] = (p * kept) @ s.v[seen, kv]
     if s.d_out is None:
@@ -162,6 +165,7 @@ def _attend_row(problem, s, a, row, n, seen, x, slope) -> None:
     # d p_j / d x_k = p_j ((j = k) - p_k), and -p_j p_sink for the sink's logit.
     jacobian = np.diag(p) - np.outer(p, p)
     dx = jacobian @ dp
+    a.largest_dx = max(a.largest_dx, np.abs(dx * slope).max())
     a.d_sinks[n] -= p_sink * (p @ dp)
     a.d_bias[n, row, seen] = dx * slope if problem.bias_kind == "pre_scale" else dx
     a.dq[row, n] = (dx * slope) @ s.k[seen, kv]

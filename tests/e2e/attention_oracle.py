@@ -21,6 +21,7 @@ class Attention:
     Attributes:
       out: [s_q, h, d_v].
       lse: [s_q, h].
+      weights: [h, s_q, s_kv], the softmax before dropout.
     """
 
     def __init__(
@@ -56,9 +57,9 @@ class Attention:
         self._sink = np.full(heads, -np.inf) if sink is None else sink.astype(np.float64)
         with np.errstate(divide="ignore"):
             lse = np.log(np.exp(logits).sum(axis=-1) + np.exp(self._sink)[:, None])
-        self._weights = np.exp(logits - np.where(np.isinf(lse), 0, lse)[..., None])
+        self.weights = np.exp(logits - np.where(np.isinf(lse), 0, lse)[..., None])
         self.lse = lse.T
-        self.out = np.einsum("hij,jhd->ihd", self._weights * keep, self._v)
+        self.out = np.einsum("hij,jhd->ihd", self.weights * keep, self._v)
 
     def backward(self, d_out: NDArray) -> dict[str, NDArray]:
         """Gradients of sum(out * d_out).
@@ -67,15 +68,15 @@ class Attention:
         """
         d_out = d_out.astype(np.float64)
         d_weights = np.einsum("ihd,jhd->hij", d_out, self._v) * self._keep
-        row_sums = (self._weights * d_weights).sum(axis=-1)
-        d_logits = self._weights * (d_weights - row_sums[..., None])
+        row_sums = (self.weights * d_weights).sum(axis=-1)
+        d_logits = self.weights * (d_weights - row_sums[..., None])
         d_product = self._scale * self._cap_slope * d_logits
         with np.errstate(invalid="ignore"):
             sink_weights = np.exp(self._sink - np.where(np.isinf(self.lse), 0, self.lse)).T
         return {
             "q": np.einsum("hij,jhd->ihd", d_product, self._k),
             "k": self._of_kv_heads(np.einsum("hij,ihd->jhd", d_product, self._q)),
-            "v": self._of_kv_heads(np.einsum("hij,ihd->jhd", self._weights * self._keep, d_out)),
+            "v": self._of_kv_heads(np.einsum("hij,ihd->jhd", self.weights * self._keep, d_out)),
             "pre_bias": d_product,
             "post_bias": d_logits,
             "sink": -(sink_weights * row_sums).sum(axis=-1),

@@ -526,6 +526,15 @@ class RetainedTest(unittest.TestCase):
         d_out = self.normal(1, 6, HEADS, DIM)
         self.assertTrue(np.any(client.backward_of(context, d_out=d_out).grads.qkv))
 
+    def test_a_context_of_another_generation_is_none(self):
+        client = self.start()
+        qkv = self.normal(1, 6, 3, HEADS, DIM)
+        context = client.forward("BS3HD", qkv=qkv, retain_for_backward=60.0).context
+        with self.assertRaises(attnd.FailedPreconditionError) as caught:
+            other = dataclasses.replace(context, generation=1)
+            client.backward_of(other, d_out=self.normal(1, 6, HEADS, DIM))
+        self.assertEqual(caught.exception.field, "context.generation")
+
     def test_a_lease_ends_and_its_memory_comes_back(self):
         client = self.start("--pinned-pool=8MiB")
         qkv = self.normal(1, 16, 3, 32, 256)  # 1.5 MiB, and 0.5 MiB of O.
@@ -545,6 +554,17 @@ class RetainedTest(unittest.TestCase):
             self.assertEqual(caught.exception.field, "context")
         context = client.forward("BS3HD", qkv=qkv, retain_for_backward=60.0).context
         client.backward_of(context, d_out=d_out)
+
+    def test_a_lease_is_no_longer_than_the_server_allows(self):
+        client = self.start("--max-lease=90s")
+        qkv = self.normal(1, 6, 3, HEADS, DIM)
+        for lease in (90.5, 1e300):
+            with self.assertRaises(attnd.InvalidArgumentError) as caught:
+                client.forward("BS3HD", qkv=qkv, retain_for_backward=lease)
+            self.assertEqual(caught.exception.field, "retain_for_backward.seconds")
+            self.assertIn("at most 90", str(caught.exception))
+        context = client.forward("BS3HD", qkv=qkv, retain_for_backward=90.0).context
+        client.backward_of(context, d_out=self.normal(1, 6, HEADS, DIM))
 
     def test_another_server_has_no_such_context(self):
         qkv = self.normal(1, 6, 3, HEADS, DIM)

@@ -11,7 +11,18 @@ from typing import Any
 
 import grpc
 import malformed_cases
-from malformed_cases import DENSE, HALF, HANDLE, LEASE, NO_LEASE, PAGED, RAGGED, VALUES, edit
+from malformed_cases import (
+    DENSE,
+    E4M3,
+    HALF,
+    HANDLE,
+    LEASE,
+    NO_LEASE,
+    PAGED,
+    RAGGED,
+    VALUES,
+    edit,
+)
 from sample_requests import LAYOUTS, backward_of, sample, zeros
 
 from attnd.v1 import attention_pb2, types_pb2
@@ -128,6 +139,21 @@ RESULTS = [
     ),
 ]
 
+_FP8 = {
+    "spec.dtype": E4M3,
+    "inputs.qkv": zeros(2, 5, 3, 4, 4, dtype=E4M3),
+    "out": zeros(2, 5, 4, 4, dtype=E4M3),
+    "d_out": zeros(2, 5, 4, 4, dtype=E4M3),
+}
+SCALES = [
+    BackwardCase(what, PACKED, edits | {"fp8": types_pb2.Fp8Scales(**scales)}, field)
+    for what, edits, scales, field in (
+        ("scales of FLOAT32", {}, {}, "fp8"),
+        ("a negative scale", _FP8, {"scale_d_q": -1}, "fp8.scale_d_q"),
+        ("a scale that forward has not", _FP8, {"descale_k": 2}, "fp8.descale_k"),
+    )
+]
+
 # All that a context stands for.
 _RETAINED = ("spec", "sequences", "inputs", "out", "lse", "bias", "softmax_offset")
 _ONLY_D_OUT = dict.fromkeys(_RETAINED)
@@ -196,6 +222,7 @@ NOT_BUILT = [
 ALL = {
     "shared": list(_shared_cases()),
     "results": RESULTS,
+    "scales": SCALES,
     "contexts": CONTEXTS,
     "not built": NOT_BUILT,
 }

@@ -438,6 +438,30 @@ FEATURES = [
         "softmax_offset.dtype",
     ),
     Case("FP8 scales of FLOAT32", DENSE, {"spec.fp8": types_pb2.Fp8Scales()}, "spec.fp8"),
+    *(
+        Case(
+            f"a scale of {value}",
+            PACKED,
+            {
+                "spec.dtype": E4M3,
+                "inputs.qkv": zeros(2, 5, 3, 4, 4, dtype=E4M3),
+                "spec.fp8": types_pb2.Fp8Scales(descale_q=2, **{name: value}),
+            },
+            f"spec.fp8.{name}",
+        )
+        for name, value in (
+            ("descale_k", 0),
+            ("scale_o", -1),
+            ("scale_s", math.inf),
+            ("scale_d_v", math.nan),
+        )
+    ),
+    Case(
+        "E5M2 inputs of an E4M3 problem",
+        PACKED,
+        {"spec.dtype": E4M3, "inputs.qkv": zeros(2, 5, 3, 4, 4, dtype=E5M2)},
+        "inputs.qkv.dtype",
+    ),
     Case(
         "views of a named layout",
         DENSE,
@@ -545,10 +569,15 @@ NOT_BUILT = [
     ),
     *(
         Case(
-            types_pb2.DataType.Name(dtype),
+            f"a bias of {types_pb2.DataType.Name(dtype)}",
             PACKED,
-            {"spec.dtype": dtype, "inputs.qkv": zeros(2, 5, 3, 4, 4, dtype=dtype)},
-            "spec.dtype",
+            {
+                "spec.dtype": dtype,
+                "inputs.qkv": zeros(2, 5, 3, 4, 4, dtype=dtype),
+                "spec.bias_kind": PRE_SCALE,
+                "bias": zeros(1, 1, 5, 5, dtype=dtype),
+            },
+            "spec.bias_kind",
             UNIMPLEMENTED,
         )
         for dtype in (E4M3, E5M2)

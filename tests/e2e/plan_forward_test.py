@@ -23,6 +23,7 @@ from attnd.v1 import attention_pb2_grpc, types_pb2
 SPECS = int(os.environ.get("ATTND_SPECS", "500"))
 SECONDS = 60
 FLOAT32 = types_pb2.DATA_TYPE_FLOAT32
+FP8 = (types_pb2.DATA_TYPE_FLOAT8_E4M3, types_pb2.DATA_TYPE_FLOAT8_E5M2)
 SPEC_SIZES = (
     "batch max_seqlen_q max_seqlen_kv num_heads num_kv_heads head_dim_qk head_dim_v page_size"
 ).split()
@@ -52,7 +53,9 @@ class RandomRequests:
             spec.window_alignment = choose((0, 1, 2))
         spec.scale = choose((0.0, 0.5, -1.0))
         request.return_lse = choose((False, True))
-        if self.random.random() < 0.2:
+        if request.HasField("bias") and choose((False, True)):
+            self._set_dtype(request, choose(FP8))  # The one thing that the CPU does not compute.
+        elif self.random.random() < 0.2:
             self._set_dtype(request, choose(list(sample_requests.ELEMENT_BYTES)))
         for _ in range(choose((0, 0, 1, 1, 2, 3))):
             choose((self._size, self._axis, self._feature, self._sequences, self._buffer))(request)
@@ -60,7 +63,8 @@ class RandomRequests:
 
     def _set_dtype(self, request, dtype):
         request.spec.dtype = dtype
-        for _, tensor in request.inputs.ListFields():
+        biases = [request.bias] if request.HasField("bias") else []
+        for tensor in (*(tensor for _, tensor in request.inputs.ListFields()), *biases):
             tensor.CopyFrom(sample_requests.zeros(*tensor.shape, dtype=dtype))
 
     def _size(self, request):

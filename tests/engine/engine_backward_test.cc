@@ -6,6 +6,7 @@
 
 #include "absl/time/clock.h"
 #include "engine/core/status.h"
+#include "engine/cpu/cpu_backend.h"
 #include "engine/cpu/reference_attention.h"
 #include "tests/engine/engine_requests.h"
 
@@ -123,6 +124,40 @@ TEST_F(EngineBackwardTest, AnExpiredContextIsAFailedPreconditionAndGivesItsMemor
   backward.context = RunPrepared(*engine_, *std::move(prepared))->context;
   EXPECT_EQ(TryPrepare(*engine_, backward).status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(engine_->host_pool().stats().in_use_bytes, 0);
+}
+
+TEST_F(EngineBackwardTest, AnIdleEngineGivesExpiredContextsBack) {
+  result_ = CallResult();
+  CallDescription forward = forward_;
+  forward.retain = absl::Seconds(60);
+  absl::StatusOr<PreparedCall> prepared = TryPrepare(*engine_, forward);
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  Copy(qkv_, prepared->input(Piece::kQkv));
+  ASSERT_TRUE(RunPrepared(*engine_, *std::move(prepared)).ok());
+  engine_->DropExpired(absl::Now() + absl::Seconds(30));
+  EXPECT_GT(engine_->host_pool().stats().in_use_bytes, 0);
+  engine_->DropExpired(absl::Now() + absl::Seconds(61));
+  EXPECT_EQ(engine_->host_pool().stats().in_use_bytes, 0);
+}
+
+TEST(EngineLeases, AreNoLongerThanTheServerAllows) {
+  EngineParts parts;
+  parts.host_pool = MakeHostPool(1 << 20, "--pinned-pool");
+  parts.queue_bytes = 1 << 20;
+  parts.max_lease = absl::Hours(1);
+  parts.targets.push_back({.backend = std::make_unique<ReferenceBackend>()});
+  const std::unique_ptr<Engine> engine = *Engine::Make(std::move(parts));
+  CallDescription forward = Bs3hd(3);
+  forward.retain = absl::Hours(1);
+  EXPECT_TRUE(engine->Check(forward).ok());
+  for (const absl::Duration lease :
+       {absl::Hours(1) + absl::Nanoseconds(1), absl::InfiniteDuration()}) {
+    forward.retain = lease;
+    const absl::Status status = engine->Check(forward).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(ErrorField(status), "retain_for_backward.seconds");
+    EXPECT_NE(status.message().find("3600"), std::string::npos) << status;
+  }
 }
 
 TEST_F(EngineBackwardTest, TensorsThatForwardDidNotReturnAreNamed) {

@@ -176,10 +176,12 @@ TEST_F(EngineTest, PlanAcceptsWhatForwardRuns) {
 
 TEST_F(EngineTest, PlanSaysWhatIsNotSupported) {
   CallDescription d = Bs3hd(16, DType::kFloat8E4M3);
+  d.spec.bias_kind = BiasKind::kPreScale;
+  d.inputs.bias = TensorDesc{DType::kFloat8E4M3, {1, 1, 16, 16}};
   absl::StatusOr<PlanReport> report = PlanOf(*engine_, d);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->support.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(ErrorField(report->support), "spec.dtype");
+  EXPECT_EQ(ErrorField(report->support), "spec.bias_kind");
   EXPECT_EQ(TryPrepare(*engine_, d).status().code(), absl::StatusCode::kUnimplemented);
 }
 

@@ -40,6 +40,7 @@ ANSWERS = {
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.NOT_FOUND,  # Of contexts.
+    grpc.StatusCode.FAILED_PRECONDITION,  # Of contexts that were.
 }
 METHODS = {
     attention_pb2.ForwardRequest: "/attnd.v1.Attention/Forward",

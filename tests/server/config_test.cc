@@ -97,6 +97,7 @@ TEST_F(ConfigTest, HasTheDocumentedDefaults) {
   EXPECT_EQ(config.pinned_pool_bytes, 500'000'003);
   EXPECT_EQ(config.device_pool, (PoolSize{.percent = 80}));
   EXPECT_EQ(config.max_queue_bytes, int64_t{1} << 30);
+  EXPECT_EQ(config.max_lease, absl::Hours(1));
   EXPECT_EQ(config.max_streams, 0);
   EXPECT_EQ(config.drain_delay, absl::ZeroDuration());
   EXPECT_EQ(config.drain_timeout, absl::Seconds(10));
@@ -109,7 +110,8 @@ TEST_F(ConfigTest, ReadsEveryFlag) {
       {"--listen=127.0.0.1:0", "--listen", "unix:/run/a.sock", "--health-listen=0.0.0.0:8080",
        "--advertise=node7:50051", "--insecure", "--backend=cpu", "--fallback=cpu", "--threads=3",
        "--pinned-pool=512MiB", "--device-pool=20GiB", "--max-queue", "2GB", "--max-streams=100",
-       "--drain-delay=500ms", "--drain-timeout=30", "--log-level=warning", "--log-format=json"});
+       "--max-lease=90m", "--drain-delay=500ms", "--drain-timeout=30", "--log-level=warning",
+       "--log-format=json"});
   EXPECT_THAT(Texts(config.listen), ElementsAre("127.0.0.1:0", "unix:/run/a.sock"));
   ASSERT_TRUE(config.health_listen.has_value());
   EXPECT_EQ(config.health_listen->text, "0.0.0.0:8080");
@@ -122,6 +124,7 @@ TEST_F(ConfigTest, ReadsEveryFlag) {
   EXPECT_EQ(config.pinned_pool_bytes, int64_t{512} << 20);
   EXPECT_EQ(config.device_pool, (PoolSize{.bytes = int64_t{20} << 30}));
   EXPECT_EQ(config.max_queue_bytes, 2'000'000'000);
+  EXPECT_EQ(config.max_lease, absl::Minutes(90));
   EXPECT_EQ(config.max_streams, 100);
   EXPECT_EQ(config.drain_delay, absl::Milliseconds(500));
   EXPECT_EQ(config.drain_timeout, absl::Seconds(30));
@@ -220,6 +223,7 @@ TEST_F(ConfigTest, WrongValuesAreNamedWithTheirFlag) {
       {"pinned-pool", {"-1", "0", "101%", "0%", "%", "10XB"}},
       {"device-pool", {"-1", "0", "101%", "0%", "%", "10XB"}},
       {"max-queue", {"-1", "50%", "0MiB", "9223372036854775808"}},
+      {"max-lease", {"-1s", "721h", "inf", "forever"}},
       {"max-streams", {"-1", "1000001"}},
       {"drain-delay", {"-1s", "soon", "2h", "inf", "1.2.3"}},
       {"drain-timeout", {"10 s", "3601"}},

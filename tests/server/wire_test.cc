@@ -59,6 +59,29 @@ TEST(Encode, OutputsTravelAsSlicesThatTheGeneratedParserReads) {
   EXPECT_EQ(pool->stats().in_use_bytes, 0) << "sent slices give their blocks back";
 }
 
+TEST(Encode, AmaxIsInTheReplyWhereTheCallHasIt) {
+  auto pool = MakeHostPool(1 << 20, "--pool");
+  EXPECT_FALSE(Decode(EncodeForward({}, TwoOutputs(*pool))).has_amax());
+  CallResult forward;
+  forward.layout.Add(Piece::kOut, {DType::kFloat8E4M3, {0}});
+  forward.layout.Add(Piece::kAmax, {DType::kFloat32, {2}});
+  forward.memory = Floats(*pool, {0.5f, 3});
+  const v1::ForwardResponse response = Decode(EncodeForward({}, forward));
+  EXPECT_EQ(response.amax().s(), 0.5f);
+  EXPECT_EQ(response.amax().o(), 3);
+  EXPECT_FALSE(response.amax().has_d_p());
+  CallResult backward;
+  backward.layout.Add(Piece::kAmax, {DType::kFloat32, {4}});
+  backward.memory = Floats(*pool, {1, 2, 3, 0});
+  v1::BackwardResponse gradients;
+  ASSERT_TRUE(Parse(EncodeBackward({}, backward), gradients).ok());
+  EXPECT_EQ(gradients.amax().d_p(), 1);
+  EXPECT_EQ(gradients.amax().d_q(), 2);
+  EXPECT_EQ(gradients.amax().d_k(), 3);
+  EXPECT_TRUE(gradients.amax().has_d_v());
+  EXPECT_FALSE(gradients.amax().has_s());
+}
+
 TEST(Encode, TheBlockStaysWhileTheReplyDoes) {
   auto pool = MakeHostPool(1 << 20, "--pool");
   grpc::ByteBuffer reply = EncodeForward({}, TwoOutputs(*pool));
@@ -115,6 +138,26 @@ TEST(Encode, GradientsLieInTheReplyAsTheInputsDidInTheRequest) {
     EXPECT_EQ(response.grads().kv().shape(0), 2);
     EXPECT_EQ(response.d_bias().data(), bytes(Piece::kBias));
     EXPECT_EQ(response.d_bias().shape_size(), 4);
+  }
+}
+
+TEST(Decode, EveryFp8ScaleOfTheContractIsRead) {
+  v1::BackwardRequest request;
+  const auto& fields = *v1::Fp8Scales::descriptor();
+  ASSERT_EQ(static_cast<size_t>(fields.field_count()), kFp8ScaleFields.size());
+  v1::Fp8Scales& scales = *request.mutable_fp8();
+  for (int i = 0; i < fields.field_count(); ++i) {
+    EXPECT_EQ(fields.field(i)->name(), kFp8ScaleFields[static_cast<size_t>(i)].name);
+    if (i != 3) scales.GetReflection()->SetFloat(&scales, fields.field(i), 1.0f + i);
+  }
+  *request.mutable_spec()->mutable_fp8() = scales;
+  const auto decoded = DecodeBackward(request, TensorBytes());
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const CallDescription& d = decoded->description;
+  for (size_t i = 0; i < kFp8ScaleFields.size(); ++i) {
+    const float value = 1.0f + static_cast<float>(i);
+    EXPECT_EQ((*d.spec.fp8).*kFp8ScaleFields[i].member, i == 3 ? 1.0f : value);
+    EXPECT_EQ((*d.backward.fp8)[i], i == 3 ? std::nullopt : std::optional<float>(value));
   }
 }
 

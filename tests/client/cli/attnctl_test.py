@@ -114,12 +114,21 @@ class AttnctlTest(unittest.TestCase):
         self.assertIn("supported by cpu", text)
 
     def test_forward_random_is_checked_in_every_type(self):
-        for dtype in ("float32", "float16", "bfloat16"):
+        for dtype in ("float32", "float16", "bfloat16", "float8_e4m3", "float8_e5m2"):
             text = self.run_ok(*_RANDOM, f"--dtype={dtype}", "--causal=top-left", "--check")
             self.assertIn("sent BS3HD", text)
             self.assertIn("check PASS: relative RMS error of O", text)
             self.assertIn("max abs error of LSE", text)
             self.assertIn("ran on cpu", text)
+
+    def test_fp8_scales(self):
+        scaled = ["--dtype=float8_e4m3", "--fp8-scale=scale_o=32", "--fp8-scale=descale_v=0.5"]
+        self.assertIn("check PASS", self.run_ok(*_RANDOM, *scaled, "--check"))
+        amax = json.loads(self.run_ok(*_RANDOM, *scaled, "--json"))["reply"]["amax"]
+        self.assertEqual(amax.keys(), {"s", "o"})
+        out = ["--fp8-scale=descale_o=0.03125", "--fp8-scale=scale_d_q=16"]
+        self.assertIn("check PASS",
+                      self.run_ok("backward", *_RANDOM[1:], *scaled, *out, "--check"))
 
     def test_forward_random_runs_every_kind_of_layout(self):
         thd = ["--cu-seqlens-q=0,3,3,9", "--cu-seqlens-kv=0,5,6,10"]
@@ -151,7 +160,7 @@ class AttnctlTest(unittest.TestCase):
             self.assertIn("supported by cpu", plan)
 
     def test_backward_random_is_checked_in_every_type(self):
-        for dtype in ("float32", "float16", "bfloat16"):
+        for dtype in ("float32", "float16", "bfloat16", "float8_e4m3", "float8_e5m2"):
             text = self.run_ok("backward", *_RANDOM[1:], f"--dtype={dtype}", "--causal=top-left",
                                "--check")
             self.assertIn("sent BS3HD", text)

@@ -111,7 +111,8 @@ TEST_F(LocalCheck, RefusesRepliesOfAnotherShape) {
 
 TEST_F(LocalCheck, BoundsFollowTheType) {
   for (const auto& [dtype, bound] :
-       {std::pair{v1::DATA_TYPE_FLOAT16, 2e-3}, std::pair{v1::DATA_TYPE_BFLOAT16, 1.5e-2}}) {
+       {std::pair{v1::DATA_TYPE_FLOAT16, 2e-3}, std::pair{v1::DATA_TYPE_BFLOAT16, 1.5e-2},
+        std::pair{v1::DATA_TYPE_FLOAT8_E4M3, 4e-2}, std::pair{v1::DATA_TYPE_FLOAT8_E5M2, 8e-2}}) {
     RequestOptions options;
     options.layout = "BS3HD";
     options.dtype = ShortName(dtype);
@@ -125,7 +126,8 @@ TEST_F(LocalCheck, BoundsFollowTheType) {
     v1::ForwardResponse reply;
     reply.mutable_out()->set_dtype(dtype);
     for (int64_t dim : {1, 1, 1, 2}) reply.mutable_out()->add_shape(dim);
-    reply.mutable_out()->set_data(qkv.data.get() + 8, 4);
+    const auto size = static_cast<size_t>(SizeOf(dtype));
+    reply.mutable_out()->set_data(qkv.data.get() + 4 * size, 2 * size);
     const auto result = CheckForward(call->request, call->tensors, reply);
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_TRUE(result->passed);

@@ -309,7 +309,11 @@ TEST(Request, ErrorsNameTheOption) {
   using O = RequestOptions;
   EXPECT_THAT(with([](O& o) { o.layout = "BS4HD"; }), HasSubstr("--layout is no layout: BS4HD"));
   EXPECT_THAT(with([](O& o) { o.dtype = "int3"; }), HasSubstr("--dtype"));
-  EXPECT_THAT(with([](O& o) { o.dtype = "float8_e4m3"; }), HasSubstr("FLOAT8_E4M3"));
+  EXPECT_THAT(with([](O& o) { o.dtype = "int32"; }), HasSubstr("INT32"));
+  EXPECT_THAT(with([](O& o) { o.fp8_scales = {"scale_o"}; }), HasSubstr("NAME=VALUE"));
+  EXPECT_THAT(with([](O& o) { o.fp8_scales = {"scale_o=x"}; }), HasSubstr("NAME=VALUE"));
+  EXPECT_THAT(with([](O& o) { o.fp8_scales = {"scale_x=1"}; }), HasSubstr("named scale_x"));
+  EXPECT_THAT(with([](O& o) { o.fp8_scales = {"scale_o=1"}; }), HasSubstr("field spec.fp8"));
   EXPECT_THAT(with([](O& o) { o.out_dtype = "x"; }), HasSubstr("--out-dtype"));
   EXPECT_THAT(with([](O& o) { o.causal = "yes"; }), HasSubstr("--causal"));
   EXPECT_THAT(with([](O& o) { o.window = "3"; }), HasSubstr("--window is LEFT,RIGHT"));

@@ -27,6 +27,15 @@ TEST(PlanCache, BuildsAKeyOnce) {
   EXPECT_EQ(cache.builds(), 1);
 }
 
+// A known fault (E8): the plan of one device ran on another.
+TEST(PlanCache, E8_CachesOfTwoDevicesShareNothing) {
+  Cache first(4), second(4);
+  EXPECT_EQ(**first.GetOrBuild(7, [] { return Value(1); }), "1");
+  EXPECT_EQ(**second.GetOrBuild(7, [] { return Value(2); }), "2");
+  EXPECT_EQ(**first.GetOrBuild(7, [] { return Value(3); }), "1");
+  EXPECT_EQ(first.builds() + second.builds(), 2);
+}
+
 TEST(PlanCache, DropsTheLeastRecentlyUsed) {
   Cache cache(2);
   const auto one = *cache.GetOrBuild(1, [] { return Value(1); });

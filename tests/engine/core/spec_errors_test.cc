@@ -159,7 +159,7 @@ const BadRequest kBadSpecs[] = {
         },
         "spec.alibi"),
     Bad(
-        "Fp8ScalesWithoutFp8", [](auto& s) { s.has_fp8_scales = true; }, "spec.fp8"),
+        "Fp8ScalesWithoutFp8", [](auto& s) { s.fp8.emplace(); }, "spec.fp8"),
     Bad(
         "ViewsWithANamedLayout", [](auto& s) { s.views.emplace(); }, "spec.views"),
     Bad(
@@ -341,7 +341,7 @@ TEST(Layout, FeaturesOfLaterIssuesResolve) {
                                  std::exp2(-2.5), std::exp2(-3.5)}));
   EXPECT_EQ(p->softmax_kind, SoftmaxKind::kLearnable);
   r.spec.dtype = DType::kFloat8E4M3;
-  r.spec.has_fp8_scales = true;
+  r.spec.fp8.emplace();
   for (Buffer buffer : {Buffer::kQ, Buffer::kK, Buffer::kV}) {
     r.Input(buffer)->dtype = DType::kFloat8E4M3;
   }

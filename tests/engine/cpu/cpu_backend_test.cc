@@ -30,15 +30,22 @@ TEST(CpuBackend, DescribesItself) {
   EXPECT_EQ(device.compute_units, static_cast<int64_t>(std::thread::hardware_concurrency()));
 }
 
-TEST(CpuBackend, RefusesByFieldWhatIsNotBuilt) {
+TEST(CpuBackend, RefusesByFieldWhatItDoesNotCompute) {
   struct Refusal {
     std::function<void(AttentionProblem&)> change;
     std::string field;
     std::string alternative;
   };
+  const auto biased = [](DType dtype, BiasKind kind) {
+    return [=](AttentionProblem& p) {
+      p.dtype = dtype;
+      p.bias_kind = kind;
+      p.bias = TensorDesc{dtype, {1, 1, p.max_seqlen_q, p.max_seqlen_kv}};
+    };
+  };
   const Refusal refusals[] = {
-      {[](AttentionProblem& p) { p.dtype = DType::kFloat8E4M3; }, "spec.dtype", "BFLOAT16"},
-      {[](AttentionProblem& p) { p.dtype = DType::kFloat8E5M2; }, "spec.dtype", "BFLOAT16"},
+      {biased(DType::kFloat8E4M3, BiasKind::kPreScale), "spec.bias_kind", "ALIBI"},
+      {biased(DType::kFloat8E5M2, BiasKind::kPostScale), "spec.bias_kind", "ALIBI"},
   };
   CpuBackend cpu(1);
   ReferenceBackend reference;
@@ -50,7 +57,7 @@ TEST(CpuBackend, RefusesByFieldWhatIsNotBuilt) {
       const absl::Status status = backend->BuildPlan(problem).status();
       EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
       EXPECT_EQ(ErrorField(status), refusal.field);
-      EXPECT_EQ(ErrorReason(status), reason::kNotBuilt);
+      EXPECT_EQ(ErrorReason(status), reason::kNotSupported);
       EXPECT_THAT(std::string(status.message()), HasSubstr(refusal.field));
       EXPECT_THAT(std::string(status.message()), HasSubstr(refusal.alternative));
       EXPECT_EQ(backend->BuildBackwardPlan(problem).status(), status);

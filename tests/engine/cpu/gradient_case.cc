@@ -6,39 +6,15 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <random>
 #include <span>
 
 #include "engine/cpu/cpu_backend.h"
+#include "tests/engine/cpu/random_elements.h"
 
 namespace attnd::testing {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-std::vector<float> Random(size_t count, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(random);
-  return values;
-}
-
-std::vector<std::byte> Narrow(DType dtype, const std::vector<float>& values) {
-  std::vector<std::byte> bytes(values.size() * static_cast<size_t>(SizeOf(dtype)));
-  for (size_t k = 0; k < values.size(); ++k) {
-    StoreElement(dtype, bytes.data(), static_cast<int64_t>(k), values[k]);
-  }
-  return bytes;
-}
-
-std::vector<float> Widen(DType dtype, const std::vector<std::byte>& bytes) {
-  std::vector<float> values(bytes.size() / static_cast<size_t>(SizeOf(dtype)));
-  for (size_t k = 0; k < values.size(); ++k) {
-    values[k] = LoadElement(dtype, bytes.data(), static_cast<int64_t>(k));
-  }
-  return values;
-}
 
 std::vector<std::byte> Poisoned(const TensorDesc& desc) {
   return std::vector<std::byte>(static_cast<size_t>(*NumBytes(desc)), std::byte{0xFF});
@@ -91,14 +67,13 @@ GradientCase::GradientCase(const GradientOptions& options) : case_(options.shape
   p.softmax_kind = options.softmax_kind;
   p.dropout = options.dropout;
   const uint64_t seed = options.shape.seed;
-  if (p.bias) bias_ = Random(static_cast<size_t>(*NumElements(p.bias->shape)), seed + 1);
+  if (p.bias) bias_ = Random(*NumElements(p.bias->shape), seed + 1);
   if (p.softmax_kind == SoftmaxKind::kLearnable) {
     p.softmax_offset = TensorDesc{DType::kFloat32, {p.num_heads}};
-    softmax_offset_ = Random(static_cast<size_t>(p.num_heads), seed + 2);
+    softmax_offset_ = Random(p.num_heads, seed + 2);
   }
-  const auto elements = static_cast<size_t>(*NumElements(p.out_desc.shape));
-  const std::vector<float> random = Random(elements, seed + 3);
-  d_out_.assign(elements, kNan);
+  const std::vector<float> random = Random(*NumElements(p.out_desc.shape), seed + 3);
+  d_out_.assign(random.size(), kNan);
   ForEachRow([&](int64_t i, int64_t j, int64_t n) {
     for (int64_t c = 0; c < p.head_dim_v; ++c) {
       const auto at = static_cast<size_t>(case_.OutIndex(i, j, n, c));

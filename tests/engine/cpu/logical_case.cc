@@ -10,9 +10,9 @@
 #include <limits>
 #include <map>
 #include <numeric>
-#include <random>
 
 #include "engine/core/layout.h"
+#include "tests/engine/cpu/random_elements.h"
 
 namespace attnd::testing {
 namespace {
@@ -56,30 +56,6 @@ BackendUnderTest OnGuardedMemory() {
 
 int64_t Sum(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
-}
-
-std::vector<float> Random(int64_t count, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values) value = normal(random);
-  return values;
-}
-
-std::vector<std::byte> Narrow(DType dtype, const std::vector<float>& values) {
-  std::vector<std::byte> bytes(values.size() * static_cast<size_t>(SizeOf(dtype)));
-  for (size_t k = 0; k < values.size(); ++k) {
-    StoreElement(dtype, bytes.data(), static_cast<int64_t>(k), values[k]);
-  }
-  return bytes;
-}
-
-std::vector<float> Widen(DType dtype, const std::vector<std::byte>& bytes) {
-  std::vector<float> values(bytes.size() / static_cast<size_t>(SizeOf(dtype)));
-  for (size_t k = 0; k < values.size(); ++k) {
-    values[k] = LoadElement(dtype, bytes.data(), static_cast<int64_t>(k));
-  }
-  return values;
 }
 
 // The case with its tensors as bytes, and where they are.
@@ -219,6 +195,8 @@ LogicalAnswer LogicalCase::Run(AttentionBackend& backend, const Arrangement& a) 
   for (size_t k = 0; k < 3; ++k) c.dqkv[k].assign(answer.dqkv[k].begin(), answer.dqkv[k].end());
   c.d_bias.assign(answer.d_bias.begin(), answer.d_bias.end());
   c.d_softmax_offset.assign(answer.d_sinks.begin(), answer.d_sinks.end());
+  c.amax.assign(2, 0);
+  for (const float x : Widen(DType::kFloat32, result->amax)) c.amax.push_back(x);
   EXPECT_EQ(CompareGradients(a, c, *problem, *result), "");
   return answer;
 }
@@ -240,6 +218,7 @@ LogicalAnswer LogicalCase::RunForwardOnly(AttentionBackend& backend, const Arran
   TakeForward(a, c.geometry, *problem, *result, answer);
   c.out.assign(answer.out.begin(), answer.out.end());
   c.lse.assign(answer.lse.begin(), answer.lse.end());
+  c.amax = Widen(DType::kFloat32, result->amax);
   EXPECT_EQ(Compare(a, c, *problem, *result), "");
   return answer;
 }

@@ -154,6 +154,24 @@ TEST(RowKernels, ScaleFloatsAndStoreHalves) {
   });
 }
 
+TEST(RowKernels, ConvertFloat8LikeElements) {
+  for (const DType dtype : {DType::kFloat8E4M3, DType::kFloat8E5M2}) {
+    std::vector<uint8_t> codes(256);
+    for (size_t k = 0; k < codes.size(); ++k) codes[k] = static_cast<uint8_t>(k);
+    std::vector<float> floats(codes.size());
+    ToFloat({dtype, reinterpret_cast<const std::byte*>(codes.data()), 0, 1, 256, floats.data(), 0});
+    std::vector<uint8_t> halved(codes.size());
+    FromScaledFloat(floats.data(), 0.5f, 256, dtype, halved.data());
+    for (int64_t k = 0; k < 256; ++k) {
+      const float value = LoadElement(dtype, codes.data(), k);
+      uint8_t expected = 0;
+      StoreElement(dtype, &expected, 0, value * 0.5f);
+      EXPECT_EQ(halved[static_cast<size_t>(k)], expected) << k;
+      if (!std::isnan(value)) EXPECT_EQ(floats[static_cast<size_t>(k)], value) << k;
+    }
+  }
+}
+
 TEST(RowKernels, FindEveryNonFiniteElement) {
   testing::ForEachTarget([&] {
     for (int64_t n = 1; n < 70; ++n) {

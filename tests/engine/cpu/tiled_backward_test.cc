@@ -19,6 +19,7 @@ namespace attnd::testing {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr uint64_t kRandomProblems = 75;  // Sanitizers make them many times slower.
@@ -297,7 +298,7 @@ TEST_F(TiledBackwardCalls, SaysWhoComputed) {
 TEST_F(TiledBackwardCalls, RefusesAnLseOfOtherInputs) {
   const auto at = static_cast<size_t>(test_->inputs().LseIndex(0, 40, 1));
   const float right = out_.lse[at];
-  for (const float wrong : {right + 0.1f, right - 0.1f, 1e30f, -1e30f, kInf, -kInf, 0.0f}) {
+  for (const float wrong : {right + 0.1f, right - 0.1f, 1e30f, -1e30f, kInf, -kInf, kNan, 0.0f}) {
     out_.lse[at] = wrong;
     const absl::Status status = Run();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << wrong;

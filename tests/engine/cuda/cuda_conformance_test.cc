@@ -1,5 +1,4 @@
 // The conformance suite on the GPU, through the module. Needs a device.
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -9,6 +8,7 @@
 #include "engine/core/layout.h"
 #include "tests/conformance/conformance.h"
 #include "tests/engine/cuda/device.h"
+#include "tests/engine/cuda/on_device.h"
 
 namespace attnd::testing {
 
@@ -16,47 +16,13 @@ void PrintTo(const Arrangement& arrangement, std::ostream* out) { *out << arrang
 
 namespace {
 
-constexpr const char* kGroups[] = {"none",      "causal_tl", "causal_br", "window", "head_dim",
-                                   "softcap",   "scale",     "tiles",     "shapes", "bias_pre",
-                                   "bias_post", "alibi",     "sinks",     "dropout"};
-
-void Must(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  std::cerr << cudaGetErrorString(error) << std::endl;
-  std::abort();
-}
+constexpr const char* kGroups[] = {"none",      "causal_tl", "causal_br", "window",  "head_dim",
+                                   "softcap",   "scale",     "tiles",     "shapes",  "bias_pre",
+                                   "bias_post", "alibi",     "sinks",     "dropout", "fp8"};
 
 AttentionBackend& Instance() {
   static const std::unique_ptr<AttentionBackend> instance = MakeBackend();
   return *instance;
-}
-
-DeviceQueue& Queue() {
-  thread_local const std::unique_ptr<DeviceQueue> queue = *Instance().MakeQueue();
-  return *queue;
-}
-
-const BackendUnderTest& Cuda() {
-  static const BackendUnderTest backend{
-      .name = "cuda",
-      .make = MakeBackend,
-      .allocate =
-          [](size_t size) {
-            void* memory = nullptr;
-            Must(cudaMalloc(&memory, size));
-            return static_cast<std::byte*>(memory);
-          },
-      .release = [](std::byte* memory) { Must(cudaFree(memory)); },
-      .copy =
-          [](std::byte* to, const std::byte* from, size_t size) {
-            // From pageable memory, cudaMemcpy returns before the last bytes have arrived.
-            Must(cudaMemcpy(to, from, size, cudaMemcpyDefault));
-            Must(cudaDeviceSynchronize());
-          },
-      .queue = Queue,
-      .runs_everything = false,
-  };
-  return backend;
 }
 
 const GoldenCase& CaseNamed(const std::string& name) {
@@ -71,7 +37,12 @@ class CudaConformance : public ::testing::TestWithParam<std::tuple<Arrangement, 
 
 TEST_P(CudaConformance, AgreesWithTheOracle) {
   const auto& [arrangement, group] = GetParam();
-  RunConformance(Cuda(), Instance(), arrangement, group);
+  RunConformance(OnDevice(), Instance(), arrangement, group);
+}
+
+TEST_P(CudaConformance, GradientsAgreeWithTheOracle) {
+  const auto& [arrangement, group] = GetParam();
+  RunBackwardConformance(OnDevice(), Instance(), arrangement, group);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaConformance,
@@ -89,7 +60,7 @@ struct PlannedRequest {
   std::unique_ptr<AttentionPlan> plan;
 
   ForwardResult Forward(bool want_lse = true) const {
-    auto result = RunForward(Cuda(), *plan, problem, request, want_lse);
+    auto result = RunForward(OnDevice(), *plan, problem, request, want_lse);
     if (!result.ok()) ADD_FAILURE() << result.status();
     return *std::move(result);
   }
@@ -157,12 +128,14 @@ TEST(CudaPlan, ThreadsShareAPlansGraphAndGetTheSameBits) {
 class Coverage : public ::testing::Environment {
  public:
   void TearDown() override {
-    const Tally& tally = TallyOf("cuda");
-    for (const auto& [name, count] : tally.ran) {
-      std::cout << "ran\t" << count << "\t" << name << "\n";
-    }
-    for (const auto& [reason, count] : tally.refused) {
-      std::cout << "refused\t" << count << "\t" << reason << "\n";
+    for (const std::string& pass : {OnDevice().name, BackwardName(OnDevice())}) {
+      const Tally& tally = TallyOf(pass);
+      for (const auto& [name, count] : tally.ran) {
+        std::cout << "ran\t" << count << "\t" << pass << ": " << name << "\n";
+      }
+      for (const auto& [reason, count] : tally.refused) {
+        std::cout << "refused\t" << count << "\t" << pass << ": " << reason << "\n";
+      }
     }
   }
 };

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <future>
@@ -77,26 +78,58 @@ class CudaEngine : public ::testing::Test {
     return d;
   }
 
-  static absl::StatusOr<attnd::CallResult> Run(const PackedRequest& request,
-                                               Engine& engine = *engine_) {
-    auto call = engine.Check(Describe(request));
+  // A backward call, with everything sent again.
+  static CallDescription Describe(const BackwardRequest& request, const AttentionProblem& problem) {
+    CallDescription d = Describe(request.forward);
+    d.pass = Pass::kBackward;
+    d.return_lse = false;
+    d.backward = {problem.out_desc, problem.lse_desc, problem.out_desc};
+    return d;
+  }
+
+  // `fill` writes the inputs.
+  template <typename Fill>
+  static absl::StatusOr<attnd::CallResult> Run(Engine& engine, const CallDescription& description,
+                                               Fill fill) {
+    auto call = engine.Check(description);
     if (!call.ok()) return call.status();
     std::promise<absl::StatusOr<attnd::CallResult>> promise;
     engine.Prepare(*std::move(call), {}, [&](absl::StatusOr<PreparedCall> prepared) {
       if (!prepared.ok()) return promise.set_value(prepared.status());
-      for (int i = 0; i < kNumInputBuffers; ++i) {
-        const auto target = prepared->input(static_cast<Piece>(i));
-        std::copy_n(request.buffers[i].begin(), target.size(), target.begin());
-      }
-      std::copy(request.page_table_k.begin(), request.page_table_k.end(),
-                prepared->page_table(Piece::kPageTableK).begin());
-      std::copy(request.page_table_v.begin(), request.page_table_v.end(),
-                prepared->page_table(Piece::kPageTableV).begin());
+      fill(*prepared);
       engine.Submit(*std::move(prepared), [&](absl::StatusOr<attnd::CallResult> result) {
         promise.set_value(std::move(result));
       });
     });
     return promise.get_future().get();
+  }
+
+  static void Fill(const PackedRequest& request, PreparedCall& prepared) {
+    auto copy = [&](Piece piece, const std::vector<std::byte>& bytes) {
+      std::copy_n(bytes.begin(), prepared.input(piece).size(), prepared.input(piece).begin());
+    };
+    for (int i = 0; i < kNumInputBuffers; ++i) copy(static_cast<Piece>(i), request.buffers[i]);
+    copy(Piece::kBias, request.bias);
+    copy(Piece::kSoftmaxOffset, request.softmax_offset);
+    std::copy(request.page_table_k.begin(), request.page_table_k.end(),
+              prepared.page_table(Piece::kPageTableK).begin());
+    std::copy(request.page_table_v.begin(), request.page_table_v.end(),
+              prepared.page_table(Piece::kPageTableV).begin());
+  }
+
+  static absl::StatusOr<attnd::CallResult> Run(const PackedRequest& request,
+                                               Engine& engine = *engine_) {
+    return Run(engine, Describe(request), [&](PreparedCall& prepared) { Fill(request, prepared); });
+  }
+
+  static absl::StatusOr<attnd::CallResult> Run(const BackwardRequest& request,
+                                               const AttentionProblem& problem) {
+    return Run(*engine_, Describe(request, problem), [&](PreparedCall& prepared) {
+      Fill(request.forward, prepared);
+      std::ranges::copy(request.out, prepared.input(Piece::kOut).begin());
+      std::ranges::copy(request.lse, prepared.input(Piece::kLse).begin());
+      std::ranges::copy(request.d_out, prepared.input(Piece::kOutGradient).begin());
+    });
   }
 
   // BSHD self attention of one sequence, all elements 0.
@@ -119,38 +152,66 @@ std::vector<std::byte> Copy(std::span<const std::byte> bytes) {
   return {bytes.begin(), bytes.end()};
 }
 
+// The reply's tensors.
+ForwardResult ForwardOf(const attnd::CallResult& r) {
+  return {Copy(r.bytes(Piece::kOut)), Copy(r.bytes(Piece::kLse)), Copy(r.bytes(Piece::kAmax))};
+}
+
+BackwardResult BackwardOf(const attnd::CallResult& r) {
+  BackwardResult result;
+  for (int i = 0; i < kNumInputBuffers; ++i) {
+    result.grads[i] = Copy(r.bytes(static_cast<Piece>(i)));
+  }
+  result.d_bias = Copy(r.bytes(Piece::kBias));
+  result.d_softmax_offset = Copy(r.bytes(Piece::kSoftmaxOffset));
+  result.amax = Copy(r.bytes(Piece::kAmax));
+  return result;
+}
+
+// What no kernel of the GPU computes, and the CPU does.
+bool IsForTheCpu(const GoldenCase& c) { return std::max(c.geometry.d_qk, c.geometry.d_v) > 256; }
+
 TEST_F(CudaEngine, AgreesWithTheOracleFromHostMemoryToHostMemory) {
-  int ran = 0, on_cpu = 0;
+  int ran = 0, gradients = 0, on_cpu = 0;
   for (const Arrangement& a : AllArrangements()) {
     size_t index = 0;
     for (const GoldenCase& c : GoldenCases()) {
-      if (!CanHold(a, c.geometry) || ++index % 7 != 0) continue;
-      const PackedRequest request = MakeRequest(a, c, {.seed = index});
-      // Run below fills in Q, K and V alone.
-      if (request.inputs.bias || request.inputs.softmax_offset) continue;
+      if (!CanHold(a, c.geometry) || (++index % 13 != 0 && !IsForTheCpu(c))) continue;
+      SCOPED_TRACE(std::string(a.name) + " " + c.group + " " + c.name);
+      PackedRequest request = MakeRequest(a, c, {.seed = index});
       const auto result = Run(request);
-      ASSERT_TRUE(result.ok()) << a.name << " " << c.name << result.status();
-      const auto call = engine_->Check(Describe(request));
-      EXPECT_EQ(Compare(a, c, call->problem,
-                        {Copy(result->bytes(Piece::kOut)), Copy(result->bytes(Piece::kLse))}),
-                "")
-          << a.name << " " << c.name << " on " << result->report.backend;
+      ASSERT_TRUE(result.ok()) << result.status();
+      const AttentionProblem problem = engine_->Check(Describe(request))->problem;
+      EXPECT_EQ(Compare(a, c, problem, ForwardOf(*result)), "") << result->report.engine;
+      EXPECT_EQ(result->report.backend, IsForTheCpu(c) ? "cpu" : "cuda");
       ++ran;
-      on_cpu += result->report.backend == "cpu";
-      EXPECT_TRUE(request.spec.dtype != DType::kFloat32 || result->report.backend == "cpu");
+      on_cpu += IsForTheCpu(c);
+      if (a.IsPaged() || !c.has_gradients) continue;
+      const BackwardRequest sent = MakeBackwardRequest(a, c, problem, std::move(request));
+      const auto backward = Run(sent, problem);
+      ASSERT_TRUE(backward.ok()) << backward.status();
+      EXPECT_EQ(CompareGradients(a, c, problem, BackwardOf(*backward)), "")
+          << backward->report.engine;
+      EXPECT_EQ(backward->report.backend, IsForTheCpu(c) ? "cpu" : "cuda");
+      ++gradients;
     }
   }
-  std::cout << "engine\t" << ran << "\trequests, " << on_cpu << " of them on the CPU\n";
+  std::cout << "engine\t" << ran << "\tforward requests, " << on_cpu << " of them on the CPU\n"
+            << "engine\t" << gradients << "\tbackward requests\n";
   EXPECT_GT(on_cpu, 0);
-  EXPECT_GT(ran - on_cpu, ran / 3);
+  EXPECT_GT(gradients, 1000);
 }
 
 TEST_F(CudaEngine, RefusesWithoutAFallback) {
   const auto engine = MakeEngine(false);
-  const absl::Status status = Run(SelfAttention(8, DType::kFloat32), *engine).status();
+  PackedRequest request = SelfAttention(8, DType::kBFloat16);
+  EXPECT_EQ(Run(request, *engine)->report.backend, "cuda");
+  for (Buffer b : {Buffer::kQ, Buffer::kK, Buffer::kV}) {
+    request.inputs.buffers[static_cast<int>(b)]->shape = {1, 8, 1, 512};
+  }
+  const absl::Status status = Run(request, *engine).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(ErrorField(status), "spec.dtype");
-  EXPECT_EQ(Run(SelfAttention(8, DType::kBFloat16), *engine)->report.backend, "cuda");
+  EXPECT_EQ(ErrorField(status), "spec.head_dim_qk");
 }
 
 TEST_F(CudaEngine, ConcurrentRequestsGetTheBitsOfLoneOnes) {

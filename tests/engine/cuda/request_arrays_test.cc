@@ -15,18 +15,20 @@ using ::testing::IsEmpty;
 
 // The block of a problem, read back.
 struct Filled {
-  explicit Filled(const AttentionProblem& problem) : description(*DescribeSdpa(problem)) {
-    layout = LayOutRequestArrays(description, problem.batch);
+  explicit Filled(const AttentionProblem& problem) : Filled(problem, *DescribeSdpa(problem)) {}
+  Filled(const AttentionProblem& problem, const SdpaDescription& d) : description(d) {
+    slots = d.batch * PartsOf(d, problem).batch;
+    layout = LayOutRequestArrays(description, problem);
     block.assign(static_cast<size_t>(layout.bytes), std::byte{0xFF});
     arrays = FillRequestArrays(problem, description, block);
   }
   std::vector<int64_t> Offsets(int64_t at) const {
     const auto* first = reinterpret_cast<const int64_t*>(block.data() + at);
-    return {first, first + description.batch + 1};
+    return {first, first + slots + 1};
   }
   std::vector<int32_t> Lens(int64_t at) const {
     const auto* first = reinterpret_cast<const int32_t*>(block.data() + at);
-    return {first, first + description.batch};
+    return {first, first + slots};
   }
   std::vector<RowSpan> Spans() const {
     const auto* first = reinterpret_cast<const RowSpan*>(block.data() + layout.spans);
@@ -34,6 +36,7 @@ struct Filled {
   }
 
   SdpaDescription description;
+  int64_t slots = 0;
   RequestArrayLayout layout;
   std::vector<std::byte> block;
   RequestArrays arrays;
@@ -99,7 +102,7 @@ TEST(RequestArrays, SkipsTheRowsInFrontThatABottomRightMaskLeavesWithoutKeys) {
   EXPECT_THAT(f.Lens(f.layout.q_lens), ElementsAre(2, 0));
   EXPECT_THAT(f.Lens(f.layout.kv_lens), ElementsAre(2, 0));
   EXPECT_THAT(f.Offsets(f.layout.q_offsets), ElementsAre(3 * kQRow, 5 * kQRow, 5 * kQRow));
-  EXPECT_THAT(f.Spans(), ElementsAre(RowSpan{0, 0, 3}, RowSpan{5 * kQRow, 20, 2}));
+  EXPECT_THAT(f.Spans(), ElementsAre(RowSpan{0, 0, 3, 1}, RowSpan{5 * kQRow, 20, 2, 1}));
 }
 
 TEST(RequestArrays, RowsWithoutKeysAreThoseOfTheBand) {
@@ -144,6 +147,37 @@ TEST(RequestArrays, OffsetsAreNotCutTo32Bits) {
   p.sequences[1].kv_row = 43'691;
   p.k.strides.seq = p.k.start_multiplier = 3 * 128 * 128;
   EXPECT_EQ(Filled(p).Offsets(Filled(p).layout.k_offsets)[1], int64_t{43'691} * 3 * 128 * 128);
+}
+
+TEST(RequestArrays, PartsOfABatchHaveSlotsForAllOfIt) {
+  const AttentionProblem p =
+      ProblemOf(Layout::kThdThdThd, LengthsOf({1, 2, 3, 4, 5}, {5, 4, 3, 2, 1}, 5, 5));
+  SdpaDescription d = *DescribeSdpaBackward(p);
+  EXPECT_EQ(d.batch, 8);
+  d.batch = 2;
+  const Filled f(p, d);
+  EXPECT_THAT(f.Lens(f.layout.q_lens), ElementsAre(1, 2, 3, 4, 5, 0));
+  EXPECT_THAT(f.Offsets(f.layout.q_offsets),
+              ElementsAre(0, kQRow, 3 * kQRow, 6 * kQRow, 10 * kQRow, 15 * kQRow, 15 * kQRow));
+}
+
+TEST(RequestArrays, GradientsOfRowsOutsideTheGraphAreNotWritten) {
+  const auto writes_all = [](Layout layout, const Geometry& g, Causal causal = Causal::kNone) {
+    return WritesAllGradients(
+        ProblemOf(layout, g, [&](AttentionSpec& spec) { spec.causal = causal; }));
+  };
+  EXPECT_TRUE(writes_all(Layout::kBshdBs2hd, LengthsOf({5, 5}, {4, 4}, 5, 4)));
+  EXPECT_TRUE(writes_all(Layout::kThdThdThd, LengthsOf({2, 3}, {4, 1}, 3, 4)));
+  EXPECT_FALSE(writes_all(Layout::kThdThdThd, LengthsOf({2, 0}, {4, 1}, 3, 4)));
+  EXPECT_FALSE(writes_all(Layout::kThdThdThd, LengthsOf({2, 3}, {0, 1}, 3, 4)));
+  EXPECT_FALSE(writes_all(Layout::kBshdBs2hd, LengthsOf({5, 3}, {4, 4}, 5, 4)));
+  EXPECT_FALSE(writes_all(Layout::kBshdBs2hd, LengthsOf({5}, {4}, 5, 4), Causal::kBottomRight));
+  EXPECT_TRUE(writes_all(Layout::kBshdBs2hd, LengthsOf({5}, {4}, 5, 4), Causal::kTopLeft));
+  Geometry gap = LengthsOf({2, 3}, {4, 1}, 3, 4);
+  gap.has_gaps = true;
+  gap.kv_row = {0, 5, 6};
+  gap.t_kv = 6;
+  EXPECT_FALSE(writes_all(Layout::kThdThdThd, gap));
 }
 
 }  // namespace

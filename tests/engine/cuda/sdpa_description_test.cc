@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include "engine/core/status.h"
 #include "tests/engine/cuda/problems.h"
@@ -93,6 +96,12 @@ TEST(SdpaDescription, RefusesWhatCudnnCannotRunAndNamesTheField) {
   p.logit_softcap = 10.0;
   EXPECT_EQ(field(p), "spec.logit_softcap");
   p = good;
+  p.bias_kind = BiasKind::kPreScale;
+  EXPECT_EQ(field(p), "spec.bias_kind");
+  p = good;
+  p.dropout.probability = 0.5;
+  EXPECT_EQ(field(p), "spec.dropout");
+  p = good;
   p.batch_invariant = true;
   EXPECT_EQ(field(p), "spec.batch_invariant");
   p = good;
@@ -126,6 +135,88 @@ TEST(SdpaDescription, LeavesOutBoundsThatMaskNothing) {
   EXPECT_EQ(describe(Full(1, 128, 128), Causal::kBottomRight).right, 0);
   EXPECT_FALSE(describe(Full(1, 128, 128), Causal::kBottomRight).bottom_right);
   EXPECT_TRUE(describe(Full(1, 128, 256), Causal::kBottomRight).bottom_right);
+}
+
+AttentionProblem WithBias(AttentionProblem p, std::vector<int64_t> shape) {
+  p.bias_kind = BiasKind::kPostScale;
+  p.bias_strides.batch = shape[0] == 1 ? 0 : shape[1] * shape[2] * shape[3];
+  p.bias_strides.head = shape[1] == 1 ? 0 : shape[2] * shape[3];
+  p.bias_strides.seq = shape[2] == 1 ? 0 : shape[3];
+  p.bias_strides.dim = 1;
+  p.bias = TensorDesc{p.dtype, std::move(shape)};
+  return p;
+}
+
+TEST(SdpaDescription, BiasesAreOfDenseBatchesOnly) {
+  const AttentionProblem dense = ProblemOf(Layout::kBshdBshdBshd, Full(2, 128, 256));
+  const AttentionProblem p = WithBias(dense, {1, 4, 128, 256});
+  const SdpaDescription d = Describe(p);
+  EXPECT_FALSE(d.bias_per_sequence);
+  EXPECT_TRUE(d.bias_per_head);
+  EXPECT_TRUE(d.bias_per_row);
+  EXPECT_TRUE(DescribeSdpaBackward(p).ok());
+  const AttentionProblem by_key = WithBias(dense, {1, 1, 1, 256});
+  EXPECT_TRUE(DescribeSdpa(by_key).ok());
+  EXPECT_EQ(ErrorField(DescribeSdpaBackward(by_key).status()), "bias");
+  const AttentionProblem odd =
+      WithBias(ProblemOf(Layout::kBshdBshdBshd, Full(2, 100, 256)), {1, 4, 100, 256});
+  EXPECT_EQ(ErrorField(DescribeSdpa(odd).status()), "spec.bias_kind");
+}
+
+TEST(SdpaDescription, AlibiIsOfCausalMasksAndWholeModelsOnly) {
+  const auto alibi = [](Causal causal, std::optional<AlibiShard> shard) {
+    const AttentionProblem p =
+        ProblemOf(Layout::kThdThdThd, Full(2, 8, 8), [&](AttentionSpec& spec) {
+          spec.bias_kind = BiasKind::kAlibi;
+          spec.causal = causal;
+          spec.alibi = shard;
+          if (causal == Causal::kNone) spec.window_alignment = Alignment::kTopLeft;
+        });
+    return ErrorField(DescribeSdpa(p).status());
+  };
+  EXPECT_EQ(alibi(Causal::kTopLeft, std::nullopt), "");
+  EXPECT_EQ(alibi(Causal::kTopLeft, AlibiShard{0, 4}), "");
+  EXPECT_EQ(alibi(Causal::kTopLeft, AlibiShard{0, 8}), "spec.alibi");
+  EXPECT_EQ(alibi(Causal::kBottomRight, std::nullopt), "spec.causal");
+  EXPECT_EQ(alibi(Causal::kNone, std::nullopt), "spec.causal");
+}
+
+TEST(SdpaDescription, BackwardBoundsTheRowsOfTokenBuffers) {
+  Geometry g = LengthsOf({60, 3}, {70, 9}, 60, 70);
+  SdpaDescription d = *DescribeSdpaBackward(ProblemOf(Layout::kThdThdThd, g));
+  EXPECT_TRUE(d.is_backward);
+  EXPECT_EQ(d.total_q, 64);
+  EXPECT_EQ(d.total_kv, 128);
+  d = *DescribeSdpaBackward(ProblemOf(Layout::kThdBshdBshd, g));
+  EXPECT_EQ(d.total_q, 64);
+  EXPECT_EQ(d.total_kv, 0);
+  AttentionProblem head_major = ProblemOf(Layout::kThdThdThd, g);
+  head_major.k.strides.head = 79 * 16;
+  head_major.k.strides.seq = 16;
+  d = *DescribeSdpaBackward(head_major);
+  EXPECT_EQ(d.total_q, 64);
+  EXPECT_EQ(d.total_kv, 0);
+  g.d_qk = 24;  // cuDNN bounds them for multiples of 16 only.
+  d = *DescribeSdpaBackward(ProblemOf(Layout::kThdThdThd, g));
+  EXPECT_EQ(d.total_q, 0);
+}
+
+TEST(SdpaDescription, LargeDeterministicProblemsRunInParts) {
+  const auto parts = [](Layout layout, int64_t batch, int64_t s) {
+    AttentionProblem p = ProblemOf(layout, Full(batch, 128, 128));
+    p.deterministic = true;
+    p.max_seqlen_q = p.max_seqlen_kv = s;
+    const SdpaDescription d = *DescribeSdpaBackward(p);
+    const SdpaParts n = PartsOf(d, p);
+    EXPECT_EQ(d.num_heads / d.num_kv_heads, p.num_heads / p.num_kv_heads);
+    return std::pair(n.batch, n.heads);
+  };
+  // Four heads: 8 s^2 bytes of a sequence.
+  EXPECT_EQ(parts(Layout::kBshdBshdBshd, 8, 8192), std::pair(int64_t{1}, int64_t{1}));
+  EXPECT_EQ(parts(Layout::kBshdBshdBshd, 16, 8192), std::pair(int64_t{2}, int64_t{1}));
+  EXPECT_EQ(parts(Layout::kBshdBshdBshd, 3, 16384), std::pair(int64_t{3}, int64_t{1}));
+  EXPECT_EQ(parts(Layout::kBshdBshdBshd, 2, 32768), std::pair(int64_t{2}, int64_t{2}));
+  EXPECT_EQ(parts(Layout::kThdThdThd, 12, 8192), std::pair(int64_t{2}, int64_t{1}));
 }
 
 }  // namespace

@@ -79,9 +79,10 @@ class Handle:
 class AttentionArguments(TypedDict, total=False):
     """Keyword arguments of the calls that compute or plan; all are optional where not said.
 
-    Buffers are float32, float16 or ml_dtypes.bfloat16 arrays of one dtype, in the shapes that the
-    layout names (b batch, s lengths, t tokens, h query heads, g KV heads, d head dims). plan takes
-    shapes (tuples) too, and then needs dtype; or no buffers at all, and then needs the sizes.
+    Buffers are float32, float16 or ml_dtypes.bfloat16, float8_e4m3fn or float8_e5m2 arrays of one
+    dtype, in the shapes that the layout names (b batch, s lengths, t tokens, h query heads, g KV
+    heads, d head dims). plan takes shapes (tuples) too, and then needs dtype; or no buffers at all,
+    and then needs the sizes.
 
     qkv: the buffer of layouts with a 3: BS3HD [b, s, 3, h, d], T3HD [t, 3, h, d], ...
     q, kv: layouts with a 2: BSHD_BS2HD [b, s_q, h, d] and [b, s_kv, 2, g, d], ...
@@ -104,6 +105,8 @@ class AttentionArguments(TypedDict, total=False):
     softmax_kind: "off_by_one" (denominator 1 + sum exp) or "learnable" (exp(offset) + sum exp).
     softmax_offset: float32 [h], with "learnable" only.
     dropout: Dropout(probability, seed, offset).
+    fp8: scales of float8 tensors, {"descale_q": 0.01, "scale_o": 100.0, ...}, by the names that
+      Fp8Scales has; what is left out is 1.
     deterministic: bitwise equal reruns, or a refusal.
     batch_invariant: the result's bits do not depend on what the call is batched with.
     views: for layout STRIDED: {"q": View, "k": View, "v": View}.
@@ -134,6 +137,7 @@ class AttentionArguments(TypedDict, total=False):
     softmax_offset: Buffer | None
     alibi: tuple[int, int] | None
     dropout: Dropout | None
+    fp8: Mapping[str, float] | None
     deterministic: bool
     batch_invariant: bool
     views: Mapping[str, View] | None
@@ -216,12 +220,24 @@ def backward_fields(
     return fields
 
 
-def retained_backward_fields(context: Handle, d_out: NDArray) -> dict[str, Any]:
+def retained_backward_fields(
+    context: Handle, d_out: NDArray, fp8: Mapping[str, float] | None
+) -> dict[str, Any]:
     """The fields of BackwardRequest with a retained forward."""
-    return {
+    fields: dict[str, Any] = {
         "context": types_pb2.Handle(**dataclasses.asdict(context)),
         "d_out": _array("d_out", d_out),
     }
+    if fp8 is not None:
+        fields["fp8"] = _fp8_scales(fp8)
+    return fields
+
+
+def _fp8_scales(scales: Mapping[str, float]) -> types_pb2.Fp8Scales:
+    unknown = scales.keys() - types_pb2.Fp8Scales.DESCRIPTOR.fields_by_name.keys()
+    if unknown:
+        raise ValueError(f"fp8 has no scales named {', '.join(sorted(unknown))}")
+    return types_pb2.Fp8Scales(**scales)
 
 
 def _dtype(given: Mapping[str, Any]) -> np.dtype:
@@ -264,6 +280,8 @@ def _spec(layout: str, dtype: np.dtype, given: Mapping[str, Any]) -> types_pb2.A
         spec.alibi.CopyFrom(types_pb2.Alibi(head_offset=head_offset, total_heads=total_heads))
     if "dropout" in given:
         spec.dropout.CopyFrom(types_pb2.Dropout(**dataclasses.asdict(given["dropout"])))
+    if "fp8" in given:
+        spec.fp8.CopyFrom(_fp8_scales(given["fp8"]))
     for name, view in given.get("views", {}).items():
         getattr(spec.views, name).CopyFrom(types_pb2.View(**dataclasses.asdict(view)))
     return spec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
 import grpc
@@ -112,7 +112,12 @@ class Client:
         return results.backward_result(self._call(self._attention.Backward, request, timeout))
 
     def backward_of(
-        self, context: arguments.Handle, *, d_out: NDArray, timeout: float | None = None
+        self,
+        context: arguments.Handle,
+        *,
+        d_out: NDArray,
+        fp8: Mapping[str, float] | None = None,
+        timeout: float | None = None,
     ) -> results.BackwardResult:
         """Computes the same gradients for a forward that the server retains.
 
@@ -120,10 +125,11 @@ class Client:
           context: of a result of forward with retain_for_backward. It may be used again until its
             lease ends; after that the call raises FailedPreconditionError.
           d_out: gradient of out, in its shape and dtype.
+          fp8: scales of the backward pass, where they are not those that forward was given.
           timeout: seconds; default: the client's.
         """
         request = attention_pb2.BackwardRequest(
-            **arguments.retained_backward_fields(context, d_out)
+            **arguments.retained_backward_fields(context, d_out, fp8)
         )
         return results.backward_result(self._call(self._attention.Backward, request, timeout))
 

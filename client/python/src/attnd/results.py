@@ -40,6 +40,8 @@ class ForwardResult:
         -inf where no key is seen and no sink is either. None without return_lse.
       rng: the seed and offset that dropout used; None without dropout.
       context: names what the server keeps for backward; None without retain_for_backward.
+      amax: largest absolute values before scaling, of "s" (the softmax) and "o"; None unless the
+        buffers are float8.
       info: how the call ran.
     """
 
@@ -47,6 +49,7 @@ class ForwardResult:
     lse: NDArray | None
     rng: Dropout | None
     context: Handle | None
+    amax: Mapping[str, float] | None
     info: ExecutionInfo
 
 
@@ -73,12 +76,14 @@ class BackwardResult:
       grads: of the buffers: grads.qkv, or grads.q and grads.kv, or grads.q, grads.k and grads.v.
       d_bias: in the bias's shape and dtype, summed over its broadcast axes; None without bias.
       d_softmax_offset: float32 [h]; None without softmax_offset.
+      amax: as in ForwardResult, of "d_p" (the gradient of the logits), "d_q", "d_k" and "d_v".
       info: how the call ran.
     """
 
     grads: Gradients
     d_bias: NDArray | None
     d_softmax_offset: NDArray | None
+    amax: Mapping[str, float] | None
     info: ExecutionInfo
 
 
@@ -147,6 +152,7 @@ def forward_result(response: attention_pb2.ForwardResponse) -> ForwardResult:
         lse=_optional_array(response, "lse"),
         rng=_mirror(Dropout, response.rng) if response.HasField("rng") else None,
         context=_mirror(Handle, response.context) if response.HasField("context") else None,
+        amax=_amax(response),
         info=_mirror(ExecutionInfo, response.info),
     )
 
@@ -157,6 +163,7 @@ def backward_result(response: attention_pb2.BackwardResponse) -> BackwardResult:
         grads=Gradients(**{field.name: tensors.decode(tensor) for field, tensor in grads}),
         d_bias=_optional_array(response, "d_bias"),
         d_softmax_offset=_optional_array(response, "d_softmax_offset"),
+        amax=_amax(response),
         info=_mirror(ExecutionInfo, response.info),
     )
 
@@ -190,6 +197,12 @@ def _backend(backend: admin_pb2.BackendCapabilities) -> BackendCapabilities:
         layouts=tuple(name.removeprefix("QKV_LAYOUT_") for name in layouts),
         features=tuple(backend.features),
     )
+
+
+def _amax(response: Any) -> Mapping[str, float] | None:
+    if not response.HasField("amax"):
+        return None
+    return {field.name: value for field, value in response.amax.ListFields()}
 
 
 def _optional_array(response: Any, field: str) -> NDArray | None:

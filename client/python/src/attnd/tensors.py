@@ -12,6 +12,8 @@ _DATA_TYPES = {
     np.dtype("<f4"): types_pb2.DATA_TYPE_FLOAT32,
     np.dtype("<f2"): types_pb2.DATA_TYPE_FLOAT16,
     np.dtype(ml_dtypes.bfloat16): types_pb2.DATA_TYPE_BFLOAT16,
+    np.dtype(ml_dtypes.float8_e4m3fn): types_pb2.DATA_TYPE_FLOAT8_E4M3,
+    np.dtype(ml_dtypes.float8_e5m2): types_pb2.DATA_TYPE_FLOAT8_E5M2,
     np.dtype("<i4"): types_pb2.DATA_TYPE_INT32,
 }
 _NUMPY_DTYPES = {data_type: dtype for dtype, data_type in _DATA_TYPES.items()}

@@ -1,0 +1,216 @@
+#include "engine/cuda/cudnn_backward_plan.h"
+
+#include <utility>
+
+#include "engine/core/status.h"
+#include "engine/cuda/device_context.h"
+#include "engine/cuda/kernels.h"
+#include "engine/cuda/workspace.h"
+
+namespace attnd {
+
+// One backward call.
+struct CudnnBackwardPlan::Call {
+  const AttentionProblem& problem;
+  const BackwardBuffers& buffers;
+  DeviceContext* context;
+  Workspace workspace;
+  // As the graph reads them.
+  const std::byte* out = nullptr;
+  const std::byte* d_out = nullptr;
+  const float* lse = nullptr;
+
+  const std::byte* Input(const TensorView& view) const {
+    return buffers.inputs[static_cast<size_t>(view.buffer)] + view.byte_offset;
+  }
+  std::byte* Gradient(const TensorView& view) const {
+    return buffers.grads[static_cast<size_t>(view.buffer)] + view.byte_offset;
+  }
+};
+
+CudnnBackwardPlan::CudnnBackwardPlan(const AttentionProblem& p, const SdpaDescription& d,
+                                     std::shared_ptr<const SdpaGraph> graph)
+    : description_(d),
+      graph_(std::move(graph)),
+      arrays_(LayOutRequestArrays(d, p)),
+      batch_(p.batch),
+      out_dtype_(p.out_dtype) {
+  WorkspaceLayout layout;
+  graph_at_ = layout.Take(graph_->workspace_bytes());
+  arrays_at_ = layout.Take(arrays_.bytes);
+  if (d.lse_in_scratch) {
+    lse_at_ = layout.Take(*NumElements(p.lse_desc.shape) * static_cast<int64_t>(sizeof(float)));
+  }
+  if (out_dtype_ != d.dtype) {
+    const int64_t bytes = *NumElements(p.out_desc.shape) * SizeOf(d.dtype);
+    out_at_ = layout.Take(bytes);
+    d_out_at_ = layout.Take(bytes);
+  }
+  if (p.softmax_kind == SoftmaxKind::kLearnable) {
+    sink_partials_at_ =
+        layout.Take(p.num_heads * kSinkPartials * static_cast<int64_t>(sizeof(float)));
+  }
+  if (IsFloat8(d.dtype)) {
+    fp8_amax_at_ = layout.Take(kMaxFp8Amax * kFp8Slot * static_cast<int64_t>(sizeof(float)));
+  }
+  workspace_bytes_ = layout.bytes();
+}
+
+absl::Status CudnnBackwardPlan::Backward(const AttentionProblem& problem,
+                                         const BackwardBuffers& buffers) {
+  const absl::StatusOr<SdpaDescription> description = DescribeSdpaBackward(problem);
+  if (!description.ok() || !(*description == description_) || problem.batch != batch_ ||
+      problem.out_dtype != out_dtype_ ||
+      static_cast<int64_t>(buffers.workspace.size()) < workspace_bytes_) {
+    return MakeError(absl::StatusCode::kInternal, reason::kInternal, "",
+                     "the plan was built for another geometry");
+  }
+  auto* const context = static_cast<DeviceContext*>(buffers.queue);
+  ATTND_RETURN_IF_ERROR(context->Use());
+  ATTND_ASSIGN_OR_RETURN(std::span<std::byte> block,
+                         context->Staging(static_cast<size_t>(arrays_.bytes)));
+  const RequestArrays arrays = FillRequestArrays(problem, description_, block);
+  Call call{problem, buffers, context, Workspace(buffers.workspace)};
+  if (!arrays.any_pair || !WritesAllGradients(problem)) {
+    ATTND_RETURN_IF_ERROR(ClearGradients(call));
+  }
+  if (buffers.d_bias != nullptr) {  // cuDNN leaves out cells behind a mask.
+    ATTND_RETURN_IF_ERROR(context->Clear(buffers.d_bias, *NumBytes(*problem.bias)));
+  }
+  if (description_.has_lengths || IsFloat8(description_.dtype)) {
+    ATTND_RETURN_IF_ERROR(context->Copy(call.workspace.At<std::byte>(arrays_at_), block.data(),
+                                        static_cast<int64_t>(block.size())));
+  }
+  if (!arrays.any_pair) {
+    return buffers.d_softmax_offset == nullptr
+               ? absl::OkStatus()
+               : context->Clear(buffers.d_softmax_offset,
+                                problem.num_heads * static_cast<int64_t>(sizeof(float)));
+  }
+  ATTND_RETURN_IF_ERROR(PrepareInputs(call));
+  ATTND_RETURN_IF_ERROR(RunParts(call));
+  if (buffers.amax != nullptr) {
+    ATTND_RETURN_IF_ERROR(CudaStatus(GatherFloats(call.workspace.At<float>(fp8_amax_at_), kFp8Slot,
+                                                  buffers.amax, kMaxFp8Amax, context->stream()),
+                                     "the amax kernel"));
+  }
+  return SumSinkGradient(call);
+}
+
+// Slots of a packed gradient interleave, and some rows belong to nobody: all bytes at once.
+absl::Status CudnnBackwardPlan::ClearGradients(const Call& call) const {
+  for (size_t i = 0; i < call.buffers.grads.size(); ++i) {
+    if (call.buffers.grads[i] == nullptr) continue;
+    ATTND_RETURN_IF_ERROR(
+        call.context->Clear(call.buffers.grads[i], *NumBytes(*call.problem.inputs[i])));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudnnBackwardPlan::PrepareInputs(Call& call) const {
+  const AttentionProblem& p = call.problem;
+  const cudaStream_t stream = call.context->stream();
+  call.out = call.buffers.out;
+  call.d_out = call.buffers.d_out;
+  call.lse = call.buffers.lse;
+  if (out_dtype_ != description_.dtype) {
+    const int64_t count = *NumElements(p.out_desc.shape);
+    auto narrow = [&](const std::byte*& tensor, int64_t at) {
+      auto* narrowed = call.workspace.At<std::byte>(at);
+      const auto* from = reinterpret_cast<const float*>(std::exchange(tensor, narrowed));
+      return CudaStatus(NarrowElements(description_.dtype, from, narrowed, count, stream),
+                        "the O kernel");
+    };
+    ATTND_RETURN_IF_ERROR(narrow(call.out, out_at_));
+    ATTND_RETURN_IF_ERROR(narrow(call.d_out, d_out_at_));
+  }
+  if (!description_.lse_in_scratch) return absl::OkStatus();
+  auto* by_row = call.workspace.At<float>(lse_at_);
+  call.lse = by_row;
+  const LseTranspose transpose{.by_row = by_row,
+                               .lse = const_cast<float*>(call.buffers.lse),
+                               .strides = p.lse,
+                               .batch = p.batch,
+                               .rows = p.max_seqlen_q,
+                               .heads = p.num_heads};
+  return CudaStatus(LseToRows(transpose, stream), "the LSE kernel");
+}
+
+absl::Status CudnnBackwardPlan::RunParts(const Call& call) const {
+  const AttentionProblem& p = call.problem;
+  const SdpaDescription& d = description_;
+  const SdpaParts parts = PartsOf(d, p);
+  for (int64_t part = 0; part < parts.batch * parts.heads; ++part) {
+    const int64_t first = part / parts.heads * d.batch;  // Slot.
+    const int64_t head = part % parts.heads * d.num_heads;
+    const int64_t kv_head = part % parts.heads * d.num_kv_heads;
+    // Elements from a tensor's first to the part's first.
+    auto at = [&](const Strides& s, int64_t of_head, bool ragged) {
+      return (ragged ? 0 : first * s.batch) + of_head * s.head;
+    };
+    const int64_t q = at(p.q.strides, head, d.ragged_q) * SizeOf(d.dtype);
+    const int64_t k = at(p.k.strides, kv_head, d.ragged_kv) * SizeOf(d.dtype);
+    const int64_t v = at(p.v.strides, kv_head, d.ragged_kv) * SizeOf(d.dtype);
+    const int64_t out = at(p.out.strides, head, d.ragged_q) * SizeOf(d.dtype);
+    auto offsets = [&](int64_t array) {
+      return call.workspace.At<const int64_t>(arrays_at_ + array) + first;
+    };
+    auto lens = [&](int64_t array) {
+      return call.workspace.At<const int32_t>(arrays_at_ + array) + first;
+    };
+    SdpaPointers pointers;
+    pointers.q = call.Input(p.q) + q;
+    pointers.k = call.Input(p.k) + k;
+    pointers.v = call.Input(p.v) + v;
+    pointers.out = const_cast<std::byte*>(call.out) + out;
+    pointers.d_out = call.d_out + out;
+    pointers.lse = const_cast<float*>(call.lse) + at(d.lse, head, d.ragged_q);
+    pointers.bias = call.buffers.bias;
+    pointers.dq = call.Gradient(p.q) + q;
+    pointers.dk = call.Gradient(p.k) + k;
+    pointers.dv = call.Gradient(p.v) + v;
+    pointers.d_bias = call.buffers.d_bias;
+    pointers.q_offsets = offsets(arrays_.q_offsets);
+    pointers.k_offsets = offsets(arrays_.k_offsets);
+    pointers.v_offsets = offsets(arrays_.v_offsets);
+    pointers.out_offsets = offsets(arrays_.out_offsets);
+    pointers.lse_offsets = offsets(arrays_.lse_offsets);
+    pointers.q_lens = lens(arrays_.q_lens);
+    pointers.kv_lens = lens(arrays_.kv_lens);
+    pointers.fp8_scales = call.workspace.At<const float>(arrays_at_ + arrays_.fp8_scales);
+    pointers.fp8_amax = call.workspace.At<float>(fp8_amax_at_);
+    pointers.scale = static_cast<float>(p.scale);
+    ATTND_RETURN_IF_ERROR(
+        graph_->Enqueue(call.context->handle(), pointers, call.workspace.At<std::byte>(graph_at_)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudnnBackwardPlan::SumSinkGradient(const Call& call) const {
+  if (call.buffers.d_softmax_offset == nullptr) return absl::OkStatus();
+  const AttentionProblem& p = call.problem;
+  const SdpaDescription& d = description_;
+  SinkGradient sink;
+  sink.dtype = d.dtype;
+  sink.out = call.out;
+  sink.d_out = call.d_out;
+  sink.lse = call.lse;
+  sink.sink = call.buffers.softmax_offset;
+  sink.d_sink = call.buffers.d_softmax_offset;
+  sink.partials = call.workspace.At<float>(sink_partials_at_);
+  sink.out_strides = p.out.strides;
+  sink.lse_strides = d.lse;
+  if (d.ragged_q) {
+    sink.q_lens = call.workspace.At<const int32_t>(arrays_at_ + arrays_.q_lens);
+    sink.out_offsets = call.workspace.At<const int64_t>(arrays_at_ + arrays_.out_offsets);
+    sink.lse_offsets = call.workspace.At<const int64_t>(arrays_at_ + arrays_.lse_offsets);
+  }
+  sink.splits_heads = d.splits_heads;
+  sink.batch = p.batch;
+  sink.rows = p.max_seqlen_q;
+  sink.heads = p.num_heads;
+  sink.head_dim = p.head_dim_v;
+  return CudaStatus(SumSinkGradients(sink, call.context->stream()), "the sink kernel");
+}
+
+}  // namespace attnd
