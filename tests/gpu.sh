@@ -99,7 +99,7 @@ supported() {
   done
   for backend in cpu cuda; do listening "$backend.out"; done
   bin/support_matrix --target="cpu=unix:$PWD/cpu.sock" --target="cuda=unix:$PWD/cuda.sock" \
-    --output="$1/SUPPORT.md" || { echo "FAILED: the matrix"; result=1; }
+    --requests=2 --output="$1/SUPPORT.md" || { echo "FAILED: the matrix"; result=1; }
   for pid in "${pids[@]}"; do kill -TERM "$pid" && wait "$pid" || result=1; done
   return "$result"
 }
@@ -121,7 +121,8 @@ for step in "${steps[@]}"; do
         --gtest_filter='*/BSHD_BSHD_BSHD_causal_br:*/THD_THD_THD_window:*/PAGED_KV_THD_SBHD_SBHD_none:*/SBH3D_none'
       ;;
     server) run server 150 bash -c served ;;
-    support) run support 250 bash -c "supported '$output'" ;;
+    # Nearly every problem is a plan of its own.
+    support) run support 540 bash -c "supported '$output'" ;;
     bench) run bench 200 bin/cuda_attention_bench "$output/bench.json" ;;
     torch) run torch 100 python3 "$here/engine/cuda/torch_attention_bench.py" ;;
     *) echo "no step '$step'" >&2; exit 2 ;;

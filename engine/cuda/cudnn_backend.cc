@@ -13,6 +13,8 @@ namespace attnd {
 namespace {
 
 constexpr size_t kMaxPlans = 512;
+// Of a graph whose scratch grows with s_q * s_kv: above it the tiled kernels, which need none.
+constexpr int64_t kMaxScoreScratch = int64_t{16} << 30;
 constexpr int kOldestMajor = 9;  // Compute capability; the kernels are built for Hopper.
 
 absl::Status Unavailable(std::string why) {
@@ -88,6 +90,12 @@ absl::StatusOr<std::unique_ptr<BackwardPlan>> CudnnBackend::BuildCudnnBackwardPl
     const AttentionProblem& problem) {
   ATTND_ASSIGN_OR_RETURN(const SdpaDescription d, DescribeSdpaBackward(problem));
   ATTND_ASSIGN_OR_RETURN(std::shared_ptr<const SdpaGraph> graph, GraphFor(d));
+  if ((d.deterministic || d.bias_kind == BiasKind::kPostScale) &&
+      graph->workspace_bytes() > kMaxScoreScratch) {
+    return UnimplementedField(reason::kNotSupported, "spec.max_seqlen_kv",
+                              absl::StrCat("makes cuDNN's scratch ", graph->workspace_bytes(),
+                                           " bytes; ", kMaxScoreScratch, " are the most here"));
+  }
   return std::make_unique<CudnnBackwardPlan>(problem, d, std::move(graph));
 }
 

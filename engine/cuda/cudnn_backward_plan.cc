@@ -3,11 +3,41 @@
 #include <utility>
 
 #include "engine/core/status.h"
+#include "engine/cuda/cudnn_call.h"
 #include "engine/cuda/device_context.h"
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/workspace.h"
 
 namespace attnd {
+namespace {
+
+// A bias may hide whole rows, whose LSE is -inf; a mask's are never the graph's.
+bool HidesRows(const SdpaDescription& d) { return d.bias_kind == BiasKind::kPostScale; }
+
+BackwardWorkspace LayOut(const AttentionProblem& p, const SdpaDescription& d,
+                         const SdpaGraph& graph, int64_t array_bytes) {
+  constexpr int64_t kFloat = sizeof(float);
+  BackwardWorkspace w;
+  WorkspaceLayout layout;
+  w.graph = layout.Take(graph.workspace_bytes());
+  w.arrays = layout.Take(array_bytes);
+  if (d.lse_in_scratch || HidesRows(d)) {
+    w.lse = layout.Take(*NumElements(p.lse_desc.shape) * kFloat);
+  }
+  if (p.out_dtype != d.dtype) {
+    const int64_t bytes = *NumElements(p.out_desc.shape) * SizeOf(d.dtype);
+    w.out = layout.Take(bytes);
+    w.d_out = layout.Take(bytes);
+  }
+  if (p.softmax_kind == SoftmaxKind::kLearnable) {
+    w.sink_partials = layout.Take(p.num_heads * kSinkPartials * kFloat);
+  }
+  if (IsFloat8(d.dtype)) w.fp8_amax = layout.Take(kMaxFp8Amax * kFp8Slot * kFloat);
+  w.bytes = layout.bytes();
+  return w;
+}
+
+}  // namespace
 
 // One backward call.
 struct CudnnBackwardPlan::Call {
@@ -33,35 +63,16 @@ CudnnBackwardPlan::CudnnBackwardPlan(const AttentionProblem& p, const SdpaDescri
     : description_(d),
       graph_(std::move(graph)),
       arrays_(LayOutRequestArrays(d, p)),
-      batch_(p.batch),
-      out_dtype_(p.out_dtype) {
-  WorkspaceLayout layout;
-  graph_at_ = layout.Take(graph_->workspace_bytes());
-  arrays_at_ = layout.Take(arrays_.bytes);
-  if (d.lse_in_scratch) {
-    lse_at_ = layout.Take(*NumElements(p.lse_desc.shape) * static_cast<int64_t>(sizeof(float)));
-  }
-  if (out_dtype_ != d.dtype) {
-    const int64_t bytes = *NumElements(p.out_desc.shape) * SizeOf(d.dtype);
-    out_at_ = layout.Take(bytes);
-    d_out_at_ = layout.Take(bytes);
-  }
-  if (p.softmax_kind == SoftmaxKind::kLearnable) {
-    sink_partials_at_ =
-        layout.Take(p.num_heads * kSinkPartials * static_cast<int64_t>(sizeof(float)));
-  }
-  if (IsFloat8(d.dtype)) {
-    fp8_amax_at_ = layout.Take(kMaxFp8Amax * kFp8Slot * static_cast<int64_t>(sizeof(float)));
-  }
-  workspace_bytes_ = layout.bytes();
-}
+      out_dtype_(p.out_dtype),
+      workspace_(LayOut(p, d, *graph_, arrays_.bytes)) {}
 
 absl::Status CudnnBackwardPlan::Backward(const AttentionProblem& problem,
                                          const BackwardBuffers& buffers) {
   const absl::StatusOr<SdpaDescription> description = DescribeSdpaBackward(problem);
-  if (!description.ok() || !(*description == description_) || problem.batch != batch_ ||
-      problem.out_dtype != out_dtype_ ||
-      static_cast<int64_t>(buffers.workspace.size()) < workspace_bytes_) {
+  if (!description.ok() || !(*description == description_) || problem.out_dtype != out_dtype_ ||
+      !(LayOut(problem, description_, *graph_, LayOutRequestArrays(description_, problem).bytes) ==
+        workspace_) ||
+      static_cast<int64_t>(buffers.workspace.size()) < workspace_.bytes) {
     return MakeError(absl::StatusCode::kInternal, reason::kInternal, "",
                      "the plan was built for another geometry");
   }
@@ -78,8 +89,8 @@ absl::Status CudnnBackwardPlan::Backward(const AttentionProblem& problem,
     ATTND_RETURN_IF_ERROR(context->Clear(buffers.d_bias, *NumBytes(*problem.bias)));
   }
   if (description_.has_lengths || IsFloat8(description_.dtype)) {
-    ATTND_RETURN_IF_ERROR(context->Copy(call.workspace.At<std::byte>(arrays_at_), block.data(),
-                                        static_cast<int64_t>(block.size())));
+    ATTND_RETURN_IF_ERROR(context->Copy(call.workspace.At<std::byte>(workspace_.arrays),
+                                        block.data(), static_cast<int64_t>(block.size())));
   }
   if (!arrays.any_pair) {
     return buffers.d_softmax_offset == nullptr
@@ -87,12 +98,18 @@ absl::Status CudnnBackwardPlan::Backward(const AttentionProblem& problem,
                : context->Clear(buffers.d_softmax_offset,
                                 problem.num_heads * static_cast<int64_t>(sizeof(float)));
   }
+  if (IsFloat8(description_.dtype)) {
+    ATTND_RETURN_IF_ERROR(
+        context->Clear(call.workspace.At<float>(workspace_.fp8_amax),
+                       kMaxFp8Amax * kFp8Slot * static_cast<int64_t>(sizeof(float))));
+  }
   ATTND_RETURN_IF_ERROR(PrepareInputs(call));
   ATTND_RETURN_IF_ERROR(RunParts(call));
   if (buffers.amax != nullptr) {
-    ATTND_RETURN_IF_ERROR(CudaStatus(GatherFloats(call.workspace.At<float>(fp8_amax_at_), kFp8Slot,
-                                                  buffers.amax, kMaxFp8Amax, context->stream()),
-                                     "the amax kernel"));
+    ATTND_RETURN_IF_ERROR(
+        CudaStatus(GatherFloats(call.workspace.At<float>(workspace_.fp8_amax), kFp8Slot,
+                                buffers.amax, kMaxFp8Amax, context->stream()),
+                   "the amax kernel"));
   }
   return SumSinkGradient(call);
 }
@@ -121,11 +138,18 @@ absl::Status CudnnBackwardPlan::PrepareInputs(Call& call) const {
       return CudaStatus(NarrowElements(description_.dtype, from, narrowed, count, stream),
                         "the O kernel");
     };
-    ATTND_RETURN_IF_ERROR(narrow(call.out, out_at_));
-    ATTND_RETURN_IF_ERROR(narrow(call.d_out, d_out_at_));
+    ATTND_RETURN_IF_ERROR(narrow(call.out, workspace_.out));
+    ATTND_RETURN_IF_ERROR(narrow(call.d_out, workspace_.d_out));
+  }
+  if (HidesRows(description_)) {
+    auto* finite = call.workspace.At<float>(workspace_.lse);
+    call.lse = finite;
+    return CudaStatus(
+        RaiseMinusInfinity(call.buffers.lse, finite, *NumElements(p.lse_desc.shape), stream),
+        "the LSE kernel");
   }
   if (!description_.lse_in_scratch) return absl::OkStatus();
-  auto* by_row = call.workspace.At<float>(lse_at_);
+  auto* by_row = call.workspace.At<float>(workspace_.lse);
   call.lse = by_row;
   const LseTranspose transpose{.by_row = by_row,
                                .lse = const_cast<float*>(call.buffers.lse),
@@ -152,36 +176,24 @@ absl::Status CudnnBackwardPlan::RunParts(const Call& call) const {
     const int64_t k = at(p.k.strides, kv_head, d.ragged_kv) * SizeOf(d.dtype);
     const int64_t v = at(p.v.strides, kv_head, d.ragged_kv) * SizeOf(d.dtype);
     const int64_t out = at(p.out.strides, head, d.ragged_q) * SizeOf(d.dtype);
-    auto offsets = [&](int64_t array) {
-      return call.workspace.At<const int64_t>(arrays_at_ + array) + first;
-    };
-    auto lens = [&](int64_t array) {
-      return call.workspace.At<const int32_t>(arrays_at_ + array) + first;
-    };
     SdpaPointers pointers;
     pointers.q = call.Input(p.q) + q;
     pointers.k = call.Input(p.k) + k;
     pointers.v = call.Input(p.v) + v;
     pointers.out = const_cast<std::byte*>(call.out) + out;
     pointers.d_out = call.d_out + out;
-    pointers.lse = const_cast<float*>(call.lse) + at(d.lse, head, d.ragged_q);
+    pointers.lse = const_cast<float*>(call.lse) + (d.ragged_q ? 0 : first * p.lse.batch) +
+                   head * d.lse.head;  // As the graph has it, but for the part's batch stride.
     pointers.bias = call.buffers.bias;
     pointers.dq = call.Gradient(p.q) + q;
     pointers.dk = call.Gradient(p.k) + k;
     pointers.dv = call.Gradient(p.v) + v;
     pointers.d_bias = call.buffers.d_bias;
-    pointers.q_offsets = offsets(arrays_.q_offsets);
-    pointers.k_offsets = offsets(arrays_.k_offsets);
-    pointers.v_offsets = offsets(arrays_.v_offsets);
-    pointers.out_offsets = offsets(arrays_.out_offsets);
-    pointers.lse_offsets = offsets(arrays_.lse_offsets);
-    pointers.q_lens = lens(arrays_.q_lens);
-    pointers.kv_lens = lens(arrays_.kv_lens);
-    pointers.fp8_scales = call.workspace.At<const float>(arrays_at_ + arrays_.fp8_scales);
-    pointers.fp8_amax = call.workspace.At<float>(fp8_amax_at_);
+    PointToArrays(call.workspace.At<const std::byte>(workspace_.arrays), arrays_, first, pointers);
+    pointers.fp8_amax = call.workspace.At<float>(workspace_.fp8_amax);
     pointers.scale = static_cast<float>(p.scale);
-    ATTND_RETURN_IF_ERROR(
-        graph_->Enqueue(call.context->handle(), pointers, call.workspace.At<std::byte>(graph_at_)));
+    ATTND_RETURN_IF_ERROR(graph_->Enqueue(call.context->handle(), pointers,
+                                          call.workspace.At<std::byte>(workspace_.graph)));
   }
   return absl::OkStatus();
 }
@@ -197,13 +209,14 @@ absl::Status CudnnBackwardPlan::SumSinkGradient(const Call& call) const {
   sink.lse = call.lse;
   sink.sink = call.buffers.softmax_offset;
   sink.d_sink = call.buffers.d_softmax_offset;
-  sink.partials = call.workspace.At<float>(sink_partials_at_);
+  sink.partials = call.workspace.At<float>(workspace_.sink_partials);
   sink.out_strides = p.out.strides;
   sink.lse_strides = d.lse;
+  if (!d.ragged_q) sink.lse_strides.batch = p.lse.batch;
   if (d.ragged_q) {
-    sink.q_lens = call.workspace.At<const int32_t>(arrays_at_ + arrays_.q_lens);
-    sink.out_offsets = call.workspace.At<const int64_t>(arrays_at_ + arrays_.out_offsets);
-    sink.lse_offsets = call.workspace.At<const int64_t>(arrays_at_ + arrays_.lse_offsets);
+    sink.q_lens = call.workspace.At<const int32_t>(workspace_.arrays + arrays_.q_lens);
+    sink.out_offsets = call.workspace.At<const int64_t>(workspace_.arrays + arrays_.out_offsets);
+    sink.lse_offsets = call.workspace.At<const int64_t>(workspace_.arrays + arrays_.lse_offsets);
   }
   sink.splits_heads = d.splits_heads;
   sink.batch = p.batch;

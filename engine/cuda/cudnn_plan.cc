@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/core/status.h"
+#include "engine/cuda/cudnn_call.h"
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/workspace.h"
 
@@ -69,15 +70,15 @@ CudnnPlan::CudnnPlan(const AttentionProblem& problem, const SdpaDescription& des
     : description_(description),
       graph_(std::move(graph)),
       arrays_(LayOutRequestArrays(description, problem)),
-      batch_(problem.batch),
       out_dtype_(problem.out_dtype),
       workspace_(LayOut(problem, description, *graph_, arrays_.bytes)) {}
 
 absl::Status CudnnPlan::Forward(const AttentionProblem& problem, const ForwardBuffers& buffers) {
   absl::StatusOr<SdpaDescription> description = DescribeSdpa(problem);
   if (description.ok()) description->out_dtype = description_.out_dtype;
-  if (!description.ok() || !(*description == description_) || problem.batch != batch_ ||
-      problem.out_dtype != out_dtype_) {
+  if (!description.ok() || !(*description == description_) || problem.out_dtype != out_dtype_ ||
+      !(LayOut(problem, description_, *graph_, LayOutRequestArrays(description_, problem).bytes) ==
+        workspace_)) {
     return MakeError(absl::StatusCode::kInternal, reason::kInternal, "",
                      "the plan was built for another geometry");
   }
@@ -98,6 +99,11 @@ absl::Status CudnnPlan::Forward(const AttentionProblem& problem, const ForwardBu
   if (problem.softmax_kind == SoftmaxKind::kOffByOne) {
     ATTND_RETURN_IF_ERROR(context->Clear(call.At<float>(workspace_.sink),
                                          problem.num_heads * static_cast<int64_t>(sizeof(float))));
+  }
+  if (IsFloat8(description_.dtype)) {
+    ATTND_RETURN_IF_ERROR(
+        context->Clear(call.At<float>(workspace_.fp8_amax),
+                       kMaxFp8Amax * kFp8Slot * static_cast<int64_t>(sizeof(float))));
   }
   if (call.arrays.any_pair) {
     ATTND_RETURN_IF_ERROR(PrepareKv(call));
@@ -149,24 +155,15 @@ absl::Status CudnnPlan::RunGraph(Call& call) const {
   const SdpaDescription& d = description_;
   float* scratch = call.At<float>(workspace_.lse);
   const bool direct = call.buffers.lse != nullptr && !d.lse_in_scratch;
-  auto offsets = [&](int64_t at) { return call.At<const int64_t>(workspace_.arrays + at); };
-  auto lens = [&](int64_t at) { return call.At<const int32_t>(workspace_.arrays + at); };
   SdpaPointers pointers;
   pointers.q = call.Start(p.q);
   pointers.k = call.Start(p.k);
   pointers.v = call.Start(p.v);
   pointers.out = d.out_dtype == p.out_dtype ? call.buffers.out : call.At<std::byte>(workspace_.out);
   pointers.lse = direct ? call.buffers.lse : scratch;
-  pointers.q_offsets = offsets(arrays_.q_offsets);
-  pointers.k_offsets = offsets(arrays_.k_offsets);
-  pointers.v_offsets = offsets(arrays_.v_offsets);
-  pointers.out_offsets = offsets(arrays_.out_offsets);
-  pointers.lse_offsets = offsets(arrays_.lse_offsets);
-  pointers.q_lens = lens(arrays_.q_lens);
-  pointers.kv_lens = lens(arrays_.kv_lens);
+  PointToArrays(call.At<const std::byte>(workspace_.arrays), arrays_, 0, pointers);
   pointers.page_table_k = call.At<int32_t>(workspace_.page_tables);
   pointers.page_table_v = pointers.page_table_k + d.batch * d.pages_per_sequence;
-  pointers.fp8_scales = call.At<const float>(workspace_.arrays + arrays_.fp8_scales);
   pointers.fp8_amax = call.At<float>(workspace_.fp8_amax);
   pointers.bias = call.buffers.bias;
   pointers.sink = Sink(call);

@@ -24,6 +24,8 @@ struct PlanWorkspace {
   int64_t sink = 0;         // FLOAT32 [h]: zeros, where the softmax is OFF_BY_ONE.
   int64_t fp8_amax = 0;     // FLOAT32 [kMaxFp8Amax], kFp8Slot apart
   int64_t bytes = 0;
+
+  bool operator==(const PlanWorkspace&) const = default;
 };
 
 class CudnnPlan final : public AttentionPlan {
@@ -49,7 +51,6 @@ class CudnnPlan final : public AttentionPlan {
   const SdpaDescription description_;
   const std::shared_ptr<const SdpaGraph> graph_;
   const RequestArrayLayout arrays_;
-  const int64_t batch_;
   const DType out_dtype_;
   PlanWorkspace workspace_;
 };

@@ -76,6 +76,14 @@ __global__ void NarrowKernel(const float* from, T* to, int64_t count) {
   }
 }
 
+__global__ void RaiseMinusInfinityKernel(const float* from, float* to, int64_t count) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; at < count;
+       at += step) {
+    to[at] = from[at] == -INFINITY ? INFINITY : from[at];
+  }
+}
+
 __global__ void GatherKernel(const float* from, int64_t distance, float* to) {
   to[threadIdx.x] = from[threadIdx.x * distance];
 }
@@ -105,7 +113,9 @@ __global__ void SinkPartialsKernel(SinkGradient s) {
         for (int distance = 16; distance > 0; distance /= 2) {
           d += __shfl_xor_sync(0xFFFFFFFF, d, distance);
         }
-        sum -= expf(s.sink[head] - s.lse[lse_at + row * s.lse_strides.seq]) * d;
+        // Rows without any weight, of the sink neither, have an LSE of -inf (or +inf here).
+        const float lse = s.lse[lse_at + row * s.lse_strides.seq];
+        if (lse != -INFINITY) sum -= expf(s.sink[head] - lse) * d;
       }
     }
     if (threadIdx.x == 0) s.partials[at] = sum;
@@ -207,6 +217,13 @@ cudaError_t NarrowElements(DType dtype, const float* from, void* to, int64_t cou
   } else {
     NarrowKernel<<<grid, kThreads, 0, stream>>>(from, static_cast<__nv_bfloat16*>(to), count);
   }
+  return cudaGetLastError();
+}
+
+cudaError_t RaiseMinusInfinity(const float* from, float* to, int64_t count, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  const unsigned grid = GridOf((count + kThreads - 1) / kThreads);
+  RaiseMinusInfinityKernel<<<grid, kThreads, 0, stream>>>(from, to, count);
   return cudaGetLastError();
 }
 

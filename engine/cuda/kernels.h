@@ -50,6 +50,9 @@ cudaError_t WidenElements(DType dtype, const void* from, float* to, int64_t coun
 cudaError_t NarrowElements(DType dtype, const float* from, void* to, int64_t count,
                            cudaStream_t stream);
 
+// to[i] = from[i], but +inf for -inf.
+cudaError_t RaiseMinusInfinity(const float* from, float* to, int64_t count, cudaStream_t stream);
+
 // to[i] = from[i * distance]
 cudaError_t GatherFloats(const float* from, int64_t distance, float* to, int count,
                          cudaStream_t stream);

@@ -239,7 +239,10 @@ bool WritesAllGradients(const AttentionProblem& p) {
   for (const SequenceExtent& s : p.sequences) {
     const KeyRange rows = RowsThatSeeKeys(p.mask, s);
     q_rows += rows.last - rows.first;
-    if (rows.first < rows.last) kv_rows += s.kv_len;
+    // Keys in front of all that are seen may be in tiles that no query visits.
+    const bool sees_the_first =
+        rows.first < rows.last && p.mask.VisibleKeys(rows.first, s.q_len, s.kv_len).first == 0;
+    if (sees_the_first) kv_rows += s.kv_len;
   }
   return q_rows * p.num_heads * p.head_dim_qk +
              kv_rows * p.num_kv_heads * (p.head_dim_qk + p.head_dim_v) ==

@@ -1,7 +1,9 @@
 #include "engine/cuda/sdpa_checks.h"
 
+#include <algorithm>
 #include <bit>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "engine/core/status.h"
@@ -80,7 +82,15 @@ absl::Status CheckSizes(const AttentionProblem& p) {
   return absl::OkStatus();
 }
 
-absl::Status CheckView(const TensorView& view, DType dtype, std::string_view tensor) {
+// Elements along the axes that strides are of.
+struct Extents {
+  int64_t batch = 0;  // Sequences, or pages.
+  int64_t rows = 0;
+  int64_t heads = 0;
+};
+
+absl::Status CheckView(const TensorView& view, DType dtype, const Extents& extents,
+                       std::string_view tensor) {
   const Strides& s = view.strides;
   const absl::string_view name(tensor.data(), tensor.size());
   if (s.dim != 1) {
@@ -88,7 +98,10 @@ absl::Status CheckView(const TensorView& view, DType dtype, std::string_view ten
                                              " between components; on the GPU 1 works"));
   }
   const int64_t multiple = kAlignmentBytes / SizeOf(dtype);
-  for (int64_t stride : {s.batch, s.seq, s.head}) {
+  const std::pair<int64_t, int64_t> axes[] = {
+      {s.batch, extents.batch}, {s.seq, extents.rows}, {s.head, extents.heads}};
+  for (const auto& [stride, extent] : axes) {
+    if (extent <= 1) continue;  // It says nothing, and the graph is told another.
     if (stride > kMaxStride) {
       return Refuse("spec.views",
                     absl::StrCat("give ", name, " a stride of ", stride, " elements; on the GPU ",
@@ -100,7 +113,7 @@ absl::Status CheckView(const TensorView& view, DType dtype, std::string_view ten
                                  " elements; on the GPU multiples of ", multiple, " work"));
     }
   }
-  if (s.seq == 0 || s.head == 0) {
+  if ((s.seq == 0 && extents.rows > 1) || (s.head == 0 && extents.heads > 1)) {
     return Refuse("spec.views", absl::StrCat("repeat ", name,
                                              " by a stride of 0; on the GPU, distinct rows work"));
   }
@@ -116,10 +129,15 @@ absl::Status CheckView(const TensorView& view, DType dtype, std::string_view ten
 absl::Status CheckSdpa(const AttentionProblem& p) {
   ATTND_RETURN_IF_ERROR(CheckOptions(p));
   ATTND_RETURN_IF_ERROR(CheckSizes(p));
-  ATTND_RETURN_IF_ERROR(CheckView(p.q, p.dtype, "Q"));
-  ATTND_RETURN_IF_ERROR(CheckView(p.k, p.dtype, "K"));
-  ATTND_RETURN_IF_ERROR(CheckView(p.v, p.dtype, "V"));
-  return CheckView(p.out, p.out_dtype, "O");
+  const Extents q = {p.batch, std::max<int64_t>(p.max_seqlen_q, p.q_is_thd ? 2 : 0), p.num_heads};
+  const Extents kv = {
+      p.is_paged ? std::max(p.num_pages_k, p.num_pages_v) : p.batch,
+      p.is_paged ? p.page_size : std::max<int64_t>(p.max_seqlen_kv, p.kv_is_thd ? 2 : 0),
+      p.num_kv_heads};
+  ATTND_RETURN_IF_ERROR(CheckView(p.q, p.dtype, q, "Q"));
+  ATTND_RETURN_IF_ERROR(CheckView(p.k, p.dtype, kv, "K"));
+  ATTND_RETURN_IF_ERROR(CheckView(p.v, p.dtype, kv, "V"));
+  return CheckView(p.out, p.out_dtype, q, "O");
 }
 
 // cuDNN adds slope * (key - query) to what a top-left causal mask leaves, with slopes of its own.

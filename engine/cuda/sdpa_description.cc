@@ -28,9 +28,20 @@ constexpr uint64_t kDenseSteps = 16;
 constexpr int64_t kBoundedDimMultiple = 16;
 // Of the [batch, heads, s_q, s_kv] elements that deterministic sums need, in one run of the graph.
 constexpr int64_t kMaxScoreBytes = int64_t{4} << 30;
+constexpr double kMaxBiasCells = 0x1p31;
+constexpr int64_t kMaxGridExtent = 65'535;  // Of batch and heads, which span a grid's axes.
+// Of an accumulator; cuDNN's own arithmetic of sizes does not look for overflow.
+constexpr double kMaxAccumulatorBytes = 1e15;
 
 absl::Status Refuse(std::string_view field, std::string_view problem) {
   return UnimplementedField(reason::kNotSupported, field, problem);
+}
+
+// Not the bound that a request states: it may be far above its lengths.
+int64_t LongestOf(const AttentionProblem& p, int64_t SequenceExtent::*length) {
+  int64_t longest = 0;
+  for (const SequenceExtent& s : p.sequences) longest = std::max(longest, s.*length);
+  return longest;
 }
 
 // Top-left and bottom-right are the same.
@@ -41,8 +52,8 @@ bool IsSquare(const AttentionProblem& p, const SdpaDescription& d) {
 // Bounds that mask nothing within the geometry are left out: they cost time, and in decode (one
 // query row, bottom right) a ninth of it.
 void DescribeMask(const AttentionProblem& p, SdpaDescription& d) {
-  const int64_t last_q = std::max<int64_t>(0, p.max_seqlen_q - 1);
-  const int64_t last_kv = std::max<int64_t>(0, p.max_seqlen_kv - 1);
+  const int64_t last_q = std::max<int64_t>(0, LongestOf(p, &SequenceExtent::q_len) - 1);
+  const int64_t last_kv = std::max<int64_t>(0, LongestOf(p, &SequenceExtent::kv_len) - 1);
   const BandMask& mask = p.mask;
   if (mask.right && *mask.right < (mask.bottom_right ? last_q : last_kv)) d.right = *mask.right;
   if (mask.left && *mask.left < (mask.bottom_right ? last_kv : last_q)) d.left = *mask.left;
@@ -89,7 +100,7 @@ void SplitHeads(const AttentionProblem& p, SdpaDescription& d) {
 void DescribeRaggedQ(const AttentionProblem& p, SdpaDescription& d) {
   d.ragged_q = true;
   d.batch = BucketCount(p.batch);
-  d.s_q = BucketLength(p.max_seqlen_q);
+  d.s_q = BucketLength(LongestOf(p, &SequenceExtent::q_len));
   // cuDNN 9.19's ragged decode kernels write the LSE of one query head of a group only, and know no
   // sink; backward, a single row made NaN of logits far below 0 in other versions.
   const bool is_grouped = p.num_heads != p.num_kv_heads && !SplitsHeads(p, d.is_backward);
@@ -115,7 +126,7 @@ void DescribeKv(const AttentionProblem& p, SdpaDescription& d) {
   }
   d.ragged_kv = true;
   // At least s_q, which some masks ask for; lengths are what they are.
-  d.s_kv = std::max({BucketLength(p.max_seqlen_kv), kSmallestBucket, d.s_q});
+  d.s_kv = std::max({BucketLength(LongestOf(p, &SequenceExtent::kv_len)), kSmallestBucket, d.s_q});
   d.k.batch = d.s_kv * d.k.seq;
   d.v.batch = d.s_kv * d.v.seq;
 }
@@ -170,14 +181,14 @@ void DescribeTotals(const AttentionProblem& p, SdpaDescription& d) {
 // Takes less and less of the problem in one run of a deterministic graph until its scratch is
 // bearable: fewer sequences first, then fewer KV heads, with their query heads. No sum spans two of
 // either.
-void TakeParts(SdpaDescription& d) {
+void TakeParts(SdpaDescription& d, bool heads_too) {
   auto too_large = [&] {
     return d.batch * d.num_heads > kMaxScoreBytes / SizeOf(d.dtype) / d.s_q / d.s_kv;
   };
   auto less = [](int64_t count) { return count % 2 == 0 ? count / 2 : 1; };
   while (d.batch > 1 && too_large()) d.batch = less(d.batch);
   const int64_t group = d.num_heads / d.num_kv_heads;
-  while (d.num_kv_heads > 1 && too_large()) {
+  while (heads_too && d.num_kv_heads > 1 && too_large()) {
     d.num_kv_heads = less(d.num_kv_heads);
     d.num_heads = group * d.num_kv_heads;
   }
@@ -198,15 +209,21 @@ absl::Status DescribeBias(const AttentionProblem& p, SdpaDescription& d) {
                   "is POST_SCALE, which cuDNN adds to dense layouts of full lengths only, of 128 "
                   "times a small number");
   }
+  const double cells = static_cast<double>(d.batch) * static_cast<double>(d.num_heads) *
+                       static_cast<double>(d.s_q) * static_cast<double>(d.s_kv);
+  if (cells > kMaxBiasCells) {
+    return Refuse("bias", "has a cell at 2^31 or beyond, where cuDNN's indices end");
+  }
   d.bias_per_sequence = p.bias_strides.batch != 0;
   d.bias_per_head = p.bias_strides.head != 0;
   d.bias_per_row = p.bias_strides.seq != 0;
   if (d.is_backward && !d.bias_per_row) {
     return Refuse("bias", "is [.., .., 1, s_kv], of which cuDNN makes no gradient");
   }
-  if (d.deterministic && !(d.bias_per_sequence && d.bias_per_head)) {
-    return Refuse("spec.deterministic",
-                  "is set, but cuDNN sums the gradient of a broadcast bias in any order");
+  if (d.is_backward && !(d.bias_per_sequence && d.bias_per_head)) {
+    return Refuse("bias",
+                  "is broadcast, and cuDNN sums its gradient in any order, in a type that it does "
+                  "not tell");
   }
   return absl::OkStatus();
 }
@@ -216,9 +233,10 @@ absl::Status DescribeBias(const AttentionProblem& p, SdpaDescription& d) {
 absl::Status CheckFp8(const AttentionProblem& p, const SdpaDescription& d) {
   if (!IsFloat8(p.dtype)) return absl::OkStatus();
   const bool stores_scaled = p.fp8.scale_s != 1 && (!d.is_backward || p.fp8.scale_d_p != 1);
-  const bool is_plain = !d.has_lengths && p.out_dtype == p.dtype && !d.has_sink &&
-                        p.bias_kind == BiasKind::kNone && d.left == kUnbounded && d.right <= 0 &&
-                        !d.bottom_right && d.q.head < d.q.seq && d.k.head < d.k.seq;
+  const bool is_plain = !d.has_lengths && p.out_dtype == p.dtype &&
+                        p.softmax_kind == SoftmaxKind::kVanilla && p.bias_kind == BiasKind::kNone &&
+                        d.left == kUnbounded && d.right <= 0 && !d.bottom_right &&
+                        d.q.head < d.q.seq && d.k.head < d.k.seq;
   const int64_t multiple = d.is_backward ? 128 : 16, most = d.is_backward ? 128 : kMaxSdpaHeadDim;
   const bool fits = p.head_dim_qk % multiple == 0 && p.head_dim_v % multiple == 0 &&
                     std::max(p.head_dim_qk, p.head_dim_v) <= most;
@@ -226,6 +244,20 @@ absl::Status CheckFp8(const AttentionProblem& p, const SdpaDescription& d) {
   return Refuse("spec.dtype",
                 "is FP8, which cuDNN computes for plain or causal dense batches only, with scales "
                 "for S (and dP)");
+}
+
+absl::Status CheckExtents(const SdpaDescription& d) {
+  if (d.batch > kMaxGridExtent || d.num_heads > kMaxGridExtent) {
+    return Refuse("spec.batch", absl::StrCat("or spec.num_heads spans more than the ",
+                                             kMaxGridExtent, " that cuDNN's grids have"));
+  }
+  const double rows = static_cast<double>(d.batch) * static_cast<double>(d.num_heads) *
+                      static_cast<double>(std::max(d.s_q, d.s_kv));
+  if (rows * static_cast<double>(std::max(d.head_dim_qk, d.head_dim_v)) * sizeof(float) >
+      kMaxAccumulatorBytes) {
+    return Refuse("spec.max_seqlen_q", "makes a problem that no memory holds");
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<SdpaDescription> Describe(const AttentionProblem& p, bool is_backward) {
@@ -262,6 +294,7 @@ absl::StatusOr<SdpaDescription> Describe(const AttentionProblem& p, bool is_back
     DescribeKv(p, d);
     if (SplitsHeads(p, is_backward)) SplitHeads(p, d);
   }
+  ATTND_RETURN_IF_ERROR(CheckExtents(d));
   ATTND_RETURN_IF_ERROR(DescribeBias(p, d));
   ForgetDeadStrides(p, d);
   DescribeMask(p, d);
@@ -297,9 +330,16 @@ absl::StatusOr<SdpaDescription> DescribeSdpa(const AttentionProblem& p) {
 }
 
 absl::StatusOr<SdpaDescription> DescribeSdpaBackward(const AttentionProblem& p) {
+  if (p.dtype == DType::kFloat16 && p.out_dtype != p.dtype) {
+    return Refuse("out", "is FLOAT32, whose range cuDNN's FLOAT16 gradients have not");
+  }
   ATTND_ASSIGN_OR_RETURN(SdpaDescription d, Describe(p, true));
   DescribeTotals(p, d);
-  if (d.deterministic && d.bias_kind == BiasKind::kNone) TakeParts(d);
+  // A dBias sums over parts, ALiBi's slopes are of all heads, and an FP8 graph's amax is of all
+  // that it gets.
+  if (d.deterministic && d.bias_kind != BiasKind::kPostScale && !IsFloat8(d.dtype)) {
+    TakeParts(d, d.bias_kind == BiasKind::kNone);
+  }
   return d;
 }
 

@@ -173,6 +173,12 @@ TEST(RequestArrays, GradientsOfRowsOutsideTheGraphAreNotWritten) {
   EXPECT_FALSE(writes_all(Layout::kBshdBs2hd, LengthsOf({5, 3}, {4, 4}, 5, 4)));
   EXPECT_FALSE(writes_all(Layout::kBshdBs2hd, LengthsOf({5}, {4}, 5, 4), Causal::kBottomRight));
   EXPECT_TRUE(writes_all(Layout::kBshdBs2hd, LengthsOf({5}, {4}, 5, 4), Causal::kTopLeft));
+  const AttentionProblem behind =
+      ProblemOf(Layout::kBshdBs2hd, LengthsOf({3}, {9}, 3, 9), [](AttentionSpec& spec) {
+        spec.causal = Causal::kBottomRight;
+        spec.window_left = 2;
+      });
+  EXPECT_FALSE(WritesAllGradients(behind));
   Geometry gap = LengthsOf({2, 3}, {4, 1}, 3, 4);
   gap.has_gaps = true;
   gap.kv_row = {0, 5, 6};

@@ -154,7 +154,12 @@ TEST(SdpaDescription, BiasesAreOfDenseBatchesOnly) {
   EXPECT_FALSE(d.bias_per_sequence);
   EXPECT_TRUE(d.bias_per_head);
   EXPECT_TRUE(d.bias_per_row);
-  EXPECT_TRUE(DescribeSdpaBackward(p).ok());
+  EXPECT_EQ(ErrorField(DescribeSdpaBackward(p).status()), "bias");  // Its gradient is a sum.
+  EXPECT_TRUE(DescribeSdpaBackward(WithBias(dense, {2, 4, 128, 256})).ok());
+  AttentionProblem huge = WithBias(dense, {2, 4, 128, 256});
+  huge.max_seqlen_q = huge.max_seqlen_kv = 32768;
+  for (SequenceExtent& s : huge.sequences) s.q_len = s.kv_len = 32768;
+  EXPECT_EQ(ErrorField(DescribeSdpa(huge).status()), "bias");
   const AttentionProblem by_key = WithBias(dense, {1, 1, 1, 256});
   EXPECT_TRUE(DescribeSdpa(by_key).ok());
   EXPECT_EQ(ErrorField(DescribeSdpaBackward(by_key).status()), "bias");
@@ -201,11 +206,47 @@ TEST(SdpaDescription, BackwardBoundsTheRowsOfTokenBuffers) {
   EXPECT_EQ(d.total_q, 0);
 }
 
+TEST(SdpaDescription, RefusesWhatCudnnsArithmeticOrTypesCannotHold) {
+  const auto field = [](const AttentionProblem& p) { return ErrorField(DescribeSdpa(p).status()); };
+  AttentionProblem p = ProblemOf(Layout::kThdThdThd, LengthsOf({1}, {1}, 1, 1));
+  p.batch = 32'769;
+  p.sequences.assign(32'769, p.sequences[0]);
+  EXPECT_EQ(field(p), "spec.batch");
+  p = ProblemOf(Layout::kBshdBshdBshd, Full(2, 8, 8));
+  p.scale = -1;
+  EXPECT_EQ(field(p), "spec.scale");
+  EXPECT_TRUE(DescribeSdpaBackward(p).ok());
+  p = ProblemOf(Layout::kBshdBshdBshd, Full(2, 8, 8));
+  p.dtype = DType::kFloat16;
+  p.out_dtype = DType::kFloat32;
+  EXPECT_EQ(ErrorField(DescribeSdpaBackward(p).status()), "out");
+}
+
+TEST(SdpaDescription, ABoundAboveTheLengthsMakesNoLargerGraph) {
+  const auto describe = [](int64_t bound) {
+    return Describe(
+        ProblemOf(Layout::kThdThdThd, LengthsOf({5, 9}, {7, 8}, 9, 8), [&](AttentionSpec& spec) {
+          spec.max_seqlen_q = bound;
+          spec.max_seqlen_kv = bound;
+        }));
+  };
+  EXPECT_EQ(describe(int64_t{1} << 30), describe(9));
+}
+
+TEST(SdpaDescription, StridesOfAxesWithOneElementSayNothing) {
+  AttentionProblem p = ProblemOf(Layout::kBshdBshdBshd, Full(1, 128, 128));
+  const SdpaDescription want = Describe(p);
+  p.q.strides.batch = int64_t{1} << 33;
+  p.k.strides.batch = 7;
+  EXPECT_EQ(Describe(p), want);
+}
+
 TEST(SdpaDescription, LargeDeterministicProblemsRunInParts) {
   const auto parts = [](Layout layout, int64_t batch, int64_t s) {
     AttentionProblem p = ProblemOf(layout, Full(batch, 128, 128));
     p.deterministic = true;
     p.max_seqlen_q = p.max_seqlen_kv = s;
+    for (SequenceExtent& extent : p.sequences) extent.q_len = extent.kv_len = s;
     const SdpaDescription d = *DescribeSdpaBackward(p);
     const SdpaParts n = PartsOf(d, p);
     EXPECT_EQ(d.num_heads / d.num_kv_heads, p.num_heads / p.num_kv_heads);
