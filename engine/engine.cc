@@ -158,9 +158,8 @@ absl::StatusOr<CheckedCall> Engine::Check(const CallDescription& d) {
     ATTND_ASSIGN_OR_RETURN(call.retained, contexts_.Find(d.context, absl::Now()));
     call.problem = call.retained->problem;
     ATTND_RETURN_IF_ERROR(CheckOutGradient(call.problem, d.backward.d_out));
-    if (d.backward.fp8) {
-      ATTND_RETURN_IF_ERROR(SetBackwardScales(*d.backward.fp8, call.problem));
-    }
+    ATTND_RETURN_IF_ERROR(
+        SetScalesOfRetained(d.backward.fp8.value_or(StatedFp8Scales{}), call.problem));
     return call;
   }
   DType out_dtype = d.out_dtype;

@@ -73,6 +73,12 @@ void AddFeatureOptions(CLI::App& sub, RequestOptions* r) {
   sub.add_option("--dropout-seed", r->dropout_seed, "One seed and offset gives one mask")
       ->group(group);
   sub.add_option("--dropout-offset", r->dropout_offset, "(default of both: 0)")->group(group);
+  sub.add_option("--alibi", r->alibi,
+                 "FIRST,TOTAL: the first of these heads, and heads of the model")
+      ->group(group);
+  sub.add_flag("--deterministic", r->deterministic, "The same bits in every run")->group(group);
+  sub.add_flag("--batch-invariant", r->batch_invariant, "The same bits in every batch")
+      ->group(group);
 }
 
 void AddRequestOptions(CLI::App& sub, RequestOptions* r) {

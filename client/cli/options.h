@@ -48,6 +48,9 @@ struct RequestOptions {
   std::optional<double> dropout;
   int64_t dropout_seed = 0;
   int64_t dropout_offset = 0;
+  std::string alibi;  // "HEAD_OFFSET,TOTAL_HEADS"
+  bool deterministic = false;
+  bool batch_invariant = false;
   std::vector<std::string> fp8_scales;  // "scale_o=16"
   bool lse = false;
   bool backward = false;            // plan

@@ -101,6 +101,16 @@ absl::Status SetFeatures(const RequestOptions& options, v1::AttentionSpec* spec)
     spec->mutable_dropout()->set_seed(options.dropout_seed);
     spec->mutable_dropout()->set_offset(options.dropout_offset);
   }
+  spec->set_deterministic(options.deterministic);
+  spec->set_batch_invariant(options.batch_invariant);
+  if (options.alibi.empty()) return absl::OkStatus();
+  google::protobuf::RepeatedField<int64_t> heads;
+  if (absl::Status status = ParseList("--alibi", options.alibi, &heads); !status.ok()) {
+    return status;
+  }
+  if (heads.size() != 2) return Usage("--alibi", "is FIRST,TOTAL, not " + options.alibi);
+  spec->mutable_alibi()->set_head_offset(heads[0]);
+  spec->mutable_alibi()->set_total_heads(heads[1]);
   return absl::OkStatus();
 }
 

@@ -1,5 +1,7 @@
 #include "engine/core/backward_checks.h"
 
+#include <algorithm>
+#include <cmath>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
@@ -55,6 +57,28 @@ absl::Status SetBackwardScales(const StatedFp8Scales& stated, AttentionProblem& 
                         absl::StrCat("is ", scales.*member, ", but forward has ", p.fp8.*member));
   }
   p.fp8 = scales;
+  return absl::OkStatus();
+}
+
+absl::Status SetScalesOfRetained(const StatedFp8Scales& stated, AttentionProblem& p) {
+  const bool is_stated = std::any_of(stated.begin(), stated.end(),
+                                     [](const std::optional<float>& scale) { return scale; });
+  if (is_stated) ATTND_RETURN_IF_ERROR(SetBackwardScales(stated, p));
+  if (!IsFloat8(p.out_dtype)) return absl::OkStatus();
+  constexpr auto kIsDescaleO = [](const Fp8ScaleField& field) {
+    return field.member == &Fp8Scales::descale_o;
+  };
+  const auto index = static_cast<size_t>(
+      std::find_if(kFp8ScaleFields.begin(), kFp8ScaleFields.end(), kIsDescaleO) -
+      kFp8ScaleFields.begin());
+  const float descale_o = 1 / p.fp8.scale_o;
+  if (!stated[index]) {
+    p.fp8.descale_o = descale_o;
+  } else if (!(std::abs(*stated[index] - descale_o) <= 1e-5f * descale_o)) {
+    return InvalidField(
+        reason::kInvalidField, "fp8.descale_o",
+        absl::StrCat("is ", *stated[index], ", but forward stored O times ", p.fp8.scale_o));
+  }
   return absl::OkStatus();
 }
 

@@ -31,4 +31,8 @@ absl::Status CheckOutGradient(const AttentionProblem& problem,
 // where the dtype has no scales, one is out of range, or one of forward differs from the problem's.
 absl::Status SetBackwardScales(const StatedFp8Scales& stated, AttentionProblem& problem);
 
+// The same for a problem whose O is still here as forward stored it: what that means is forward's
+// to say, and another descale_o is INVALID_ARGUMENT.
+absl::Status SetScalesOfRetained(const StatedFp8Scales& stated, AttentionProblem& problem);
+
 }  // namespace attnd

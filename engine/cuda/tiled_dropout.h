@@ -58,7 +58,10 @@ ATTND_HD inline uint32_t KeepsFour(const DropoutCall& call, DropoutKey key, int6
                     static_cast<uint32_t>(r), static_cast<uint32_t>(r >> 32)}},
                   key);
   uint32_t keeps = 0;
-  for (int n = 0; n < 4; ++n) keeps |= (words.word[n] >= call.threshold ? 1u : 0u) << n;
+  // Not a shifted condition: g++ 12.2 gets that wrong under UBSan.
+  for (int n = 0; n < 4; ++n) {
+    if (words.word[n] >= call.threshold) keeps |= 1u << n;
+  }
   return keeps;
 }
 

@@ -136,6 +136,18 @@ class Fp8Test(unittest.TestCase):
             a, b = getattr(resent.grads, name), getattr(retained.grads, name)
             self.assertEqual(a.tobytes(), b.tobytes())
         self.assertEqual(resent.amax, retained.amax)
+        # What O is stored with, the context knows.
+        without = {name: x for name, x in problem.scales.items() if name != "descale_o"}
+        known = self.client.backward_of(result.context, d_out=problem.d_out, fp8=without)
+        np.testing.assert_array_equal(
+            known.grads.v.view(np.uint8), retained.grads.v.view(np.uint8)
+        )
+        self.assertAlmostEqual(known.amax["d_q"], retained.amax["d_q"], places=4)
+        with self.assertRaises(attnd.InvalidArgumentError) as refusal:
+            self.client.backward_of(
+                result.context, d_out=problem.d_out, fp8=problem.scales | {"descale_o": 3.0}
+            )
+        self.assertEqual(refusal.exception.field, "fp8.descale_o")
         with self.assertRaises(attnd.InvalidArgumentError) as refusal:
             self.client.backward_of(
                 result.context, d_out=problem.d_out, fp8=problem.scales | {"scale_o": 1.0}

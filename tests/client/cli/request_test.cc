@@ -198,6 +198,9 @@ TEST(Request, FeaturesGetTensorsOfTheSpecsSizes) {
     options.dropout = 0.25;
     options.dropout_seed = 3;
     options.dropout_offset = 4;
+    options.alibi = "8,32";
+    options.deterministic = true;
+    options.batch_invariant = true;
     const auto call = MakeForwardCall(options);
     ASSERT_TRUE(call.ok()) << call.status();
     EXPECT_EQ(call->tensors.at(kBiasSlot).shape, shape) << text;
@@ -210,6 +213,10 @@ TEST(Request, FeaturesGetTensorsOfTheSpecsSizes) {
     EXPECT_EQ(call->request.spec().dropout().probability(), 0.25);
     EXPECT_EQ(call->request.spec().dropout().seed(), 3);
     EXPECT_EQ(call->request.spec().dropout().offset(), 4);
+    EXPECT_EQ(call->request.spec().alibi().head_offset(), 8);
+    EXPECT_EQ(call->request.spec().alibi().total_heads(), 32);
+    EXPECT_TRUE(call->request.spec().deterministic());
+    EXPECT_TRUE(call->request.spec().batch_invariant());
     const auto plan = MakePlanRequest(options);
     ASSERT_TRUE(plan.ok()) << plan.status();
     EXPECT_THAT(plan->bias().shape(), ::testing::ElementsAreArray(shape));

@@ -279,6 +279,8 @@ def _spec(layout: str, dtype: np.dtype, given: Mapping[str, Any]) -> types_pb2.A
         head_offset, total_heads = given["alibi"]
         spec.alibi.CopyFrom(types_pb2.Alibi(head_offset=head_offset, total_heads=total_heads))
     if "dropout" in given:
+        if not isinstance(given["dropout"], Dropout):
+            raise TypeError(f"dropout is an attnd.Dropout, not {given['dropout']!r}")
         spec.dropout.CopyFrom(types_pb2.Dropout(**dataclasses.asdict(given["dropout"])))
     if "fp8" in given:
         spec.fp8.CopyFrom(_fp8_scales(given["fp8"]))
@@ -322,6 +324,6 @@ def _checked_array(name: str, array: Buffer) -> NDArray:
 def _enum_value(enum: Any, prefix: str, argument: str, name: str) -> Any:
     """The enum's value of a name without its prefix, in either case."""
     values = {full_name.removeprefix(prefix): value for full_name, value in enum.items()}
-    if name.upper() not in values:
+    if not isinstance(name, str) or name.upper() not in values:
         raise ValueError(f"{argument} {name!r} is none of {', '.join(values)}")
     return values[name.upper()]

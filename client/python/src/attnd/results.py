@@ -127,6 +127,7 @@ class BackendCapabilities:
     dtypes: tuple[str, ...]
     layouts: tuple[str, ...]
     features: tuple[str, ...]
+    disabled: tuple[str, ...]  # Kernels that failed the server's self-test.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +197,7 @@ def _backend(backend: admin_pb2.BackendCapabilities) -> BackendCapabilities:
         dtypes=tuple(name.removeprefix("DATA_TYPE_") for name in dtypes),
         layouts=tuple(name.removeprefix("QKV_LAYOUT_") for name in layouts),
         features=tuple(backend.features),
+        disabled=tuple(backend.disabled),
     )
 
 
