@@ -16,7 +16,7 @@
 namespace attnd {
 namespace {
 
-constexpr int64_t kSeqlen = 128, kHeads = 4, kKvHeads = 2, kHeadDim = 64, kPageSize = 64;
+constexpr int64_t kSeqlen = 128, kHeads = 2, kKvHeads = 1, kHeadDim = 64, kPageSize = 64;
 
 using Bytes = std::vector<std::byte>;
 
@@ -252,7 +252,8 @@ std::vector<std::string> RunSelfTest(Engine& engine) {
                       DType::kFloat8E5M2}) {
     test.TestCall(Dense(dtype, /*lengths=*/false));
     test.TestCall(Dense(dtype, /*lengths=*/true));
-    test.TestCall(Capped(dtype));
+    // Other types have no other kernels without it.
+    if (SizeOf(dtype) == 2) test.TestCall(Capped(dtype));
     test.TestCall(Paged(dtype));
   }
   return std::move(test).failures();

@@ -22,7 +22,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr uint64_t kRandomProblems = 75;  // Sanitizers make them many times slower.
+constexpr uint64_t kRandomProblems = 40;  // Sanitizers make them many times slower.
 #else
 constexpr uint64_t kRandomProblems = 300;
 #endif
