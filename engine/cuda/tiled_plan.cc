@@ -100,30 +100,25 @@ absl::Status SendArrays(const AttentionProblem& p, const Buffers& buffers, const
   return context->Copy(to, block.data(), w.arrays_end);
 }
 
-absl::Status ClearBytes(void* data, int64_t bytes, cudaStream_t stream) {
-  if (data == nullptr || bytes == 0) return absl::OkStatus();
-  return CudaStatus(cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), stream),
-                    "cudaMemsetAsync");
-}
-
 constexpr int64_t kFloatBytes = sizeof(float);
 
 // Rows of nobody, and what the kernels raise.
-absl::Status ClearOutputs(const AttentionProblem& p, const ForwardBuffers& b, cudaStream_t stream) {
-  ATTND_RETURN_IF_ERROR(ClearBytes(b.amax, 2 * kFloatBytes, stream));
-  ATTND_RETURN_IF_ERROR(ClearBytes(b.out, *NumBytes(p.out_desc), stream));
+absl::Status ClearOutputs(const AttentionProblem& p, const ForwardBuffers& b,
+                          DeviceContext& context) {
+  if (b.amax != nullptr) ATTND_RETURN_IF_ERROR(context.Clear(b.amax, 2 * kFloatBytes));
+  ATTND_RETURN_IF_ERROR(context.Clear(b.out, *NumBytes(p.out_desc)));
   if (b.lse == nullptr) return absl::OkStatus();
-  return CudaStatus(tiled::FillLse(b.lse, *NumElements(p.lse_desc.shape), stream),
+  return CudaStatus(tiled::FillLse(b.lse, *NumElements(p.lse_desc.shape), context.stream()),
                     "the LSE kernel");
 }
 
 // Slots of a packed gradient interleave, and some rows belong to nobody: all bytes at once.
 absl::Status ClearGradients(const AttentionProblem& p, const BackwardBuffers& b,
-                            cudaStream_t stream) {
-  ATTND_RETURN_IF_ERROR(ClearBytes(b.amax, 4 * kFloatBytes, stream));
+                            DeviceContext& context) {
+  if (b.amax != nullptr) ATTND_RETURN_IF_ERROR(context.Clear(b.amax, 4 * kFloatBytes));
   for (size_t k = 0; k < b.grads.size(); ++k) {
     if (b.grads[k] == nullptr) continue;
-    ATTND_RETURN_IF_ERROR(ClearBytes(b.grads[k], *NumBytes(*p.inputs[k]), stream));
+    ATTND_RETURN_IF_ERROR(context.Clear(b.grads[k], *NumBytes(*p.inputs[k])));
   }
   return absl::OkStatus();
 }
@@ -185,14 +180,14 @@ absl::Status TiledPlan::Forward(const AttentionProblem& problem, const ForwardBu
     t.pages_per_sequence = problem.pages_per_sequence;
   }
   ATTND_RETURN_IF_ERROR(SendArrays(problem, b, workspace_, t));
-  const cudaStream_t stream = static_cast<DeviceContext*>(b.queue)->stream();
-  ATTND_RETURN_IF_ERROR(ClearOutputs(problem, b, stream));
+  auto& context = *static_cast<DeviceContext*>(b.queue);
+  ATTND_RETURN_IF_ERROR(ClearOutputs(problem, b, context));
   tiled::ForwardTargets targets;
   targets.out = {b.out == nullptr ? nullptr : b.out + problem.out.byte_offset, problem.out_dtype,
                  problem.out_scale(), ElementOf(b.amax, 1)};
   targets.lse = b.lse;
   targets.amax_s = b.amax;
-  return CudaStatus(tiled::LaunchForward(t, targets, stream), "the tiled forward kernel");
+  return CudaStatus(tiled::LaunchForward(t, targets, context.stream()), "the tiled forward kernel");
 }
 
 TiledBackwardPlan::TiledBackwardPlan(const AttentionProblem& problem)
@@ -209,10 +204,10 @@ absl::Status TiledBackwardPlan::Backward(const AttentionProblem& problem,
   AddInputs(problem, b, t);
   t.out = MatrixOf(problem.out, b.out, problem.out_dtype, problem.out_descale());
   ATTND_RETURN_IF_ERROR(SendArrays(problem, b, workspace_, t));
-  const cudaStream_t stream = static_cast<DeviceContext*>(b.queue)->stream();
-  ATTND_RETURN_IF_ERROR(ClearGradients(problem, b, stream));
+  auto& context = *static_cast<DeviceContext*>(b.queue);
+  ATTND_RETURN_IF_ERROR(ClearGradients(problem, b, context));
   const tiled::Gradients g = GradientsOf(problem, b, workspace.At<float>(workspace_.row_sums));
-  return CudaStatus(tiled::LaunchBackward(t, g, stream), "the tiled backward kernels");
+  return CudaStatus(tiled::LaunchBackward(t, g, context.stream()), "the tiled backward kernels");
 }
 
 }  // namespace attnd
