@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs what needs a GPU, from a bundle, and prints one table of results. The bundle:
 #   deploy/bundle.sh BUILD OUTPUT bin/attnd bin/attnctl tests/cuda_device_test tests/support_matrix tests/cuda_attention_bench
-#   tests/gpu.sh BUNDLE_FOLDER OUTPUT_FOLDER [test|sanitize|server|support|bench|torch]...
+#   tests/gpu.sh BUNDLE_FOLDER OUTPUT_FOLDER [test|sanitize|races|server|support|bench|torch]...
 # "support" writes OUTPUT_FOLDER/SUPPORT.md; it needs tests/support_matrix in the bundle.
 # Needs PyTorch's CUDA wheels (or CUDA_LIBRARIES, a list for LD_LIBRARY_PATH) and a bounded time:
 # each step has a limit.
@@ -14,7 +14,7 @@ mkdir -p "$2"
 output=$(realpath "$2")
 shift 2
 steps=("$@")
-[[ ${#steps[@]} -gt 0 ]] || steps=(test sanitize server support bench torch)
+[[ ${#steps[@]} -gt 0 ]] || steps=(test sanitize races server support bench torch)
 
 if [[ -z ${CUDA_LIBRARIES:-} ]]; then
   wheels=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])')
@@ -117,8 +117,13 @@ for step in "${steps[@]}"; do
     test) run test 540 bash -c sharded ;;
     # A subset: the checker makes kernels many times slower.
     sanitize)
-      run sanitize 150 compute-sanitizer --tool memcheck --error-exitcode 9 bin/cuda_device_test \
-        --gtest_filter='*/BSHD_BSHD_BSHD_causal_br:*/THD_THD_THD_window:*/PAGED_KV_THD_SBHD_SBHD_none:*/SBH3D_none'
+      run sanitize 300 compute-sanitizer --tool memcheck --error-exitcode 9 bin/cuda_device_test \
+        --gtest_filter='*/BSHD_BSHD_BSHD_causal_br:*/THD_THD_THD_window:*/PAGED_KV_THD_SBHD_SBHD_none:*/SBH3D_none:*/BS3HD_softcap:*/T3HD_dropout'
+      ;;
+    # Kernels of our own that share memory within a block.
+    races)
+      run races 300 compute-sanitizer --tool racecheck --error-exitcode 9 bin/cuda_device_test \
+        --gtest_filter='*/BSHD_BSHD_BSHD_softcap:*/THD_THD_THD_dropout'
       ;;
     server) run server 150 bash -c served ;;
     # Nearly every problem is a plan of its own.
