@@ -122,6 +122,20 @@ std::vector<const AttentionBackend*> Engine::backends() const {
   return backends;
 }
 
+EngineStats Engine::Stats() const {
+  EngineStats stats;
+  stats.host_pool = parts_.host_pool->stats();
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    const BackendInfo& info = lane->backend.info();
+    LaneStats& of_lane = stats.lanes.emplace_back();
+    of_lane.backend = info.name;
+    if (!info.devices.empty()) of_lane.device = info.devices.front().name;
+    if (lane->device_pool != nullptr) of_lane.device_pool = lane->device_pool->stats();
+    of_lane.plans = lane->backend.plan_stats();
+  }
+  return stats;
+}
+
 std::string NameOf(const KernelFamily& family) {
   const std::string_view dtype = Name(family.dtype);
   return absl::StrCat(family.backend, " ", family.engine, " ",
@@ -203,6 +217,33 @@ void Engine::Plan(const CallDescription& d, PlanDone done) {
         } else {
           done(go);
         }
+      },
+      /*bytes=*/0);
+}
+
+void Engine::Warm(const std::vector<CallDescription>& descriptions, WarmDone done) {
+  std::vector<CheckedCall> calls;
+  for (const CallDescription& d : descriptions) {
+    absl::StatusOr<AttentionProblem> problem = Resolve(
+        d.spec, d.sequences, d.inputs, {.out_dtype = d.out_dtype, .derive_missing_shapes = true});
+    if (!problem.ok()) return done(problem.status());
+    calls.push_back({*std::move(problem), d.pass, d.return_lse});
+  }
+  if (draining_) return done(Draining());
+  planner_.Post(
+      [this, calls = std::move(calls), done = std::move(done)](const absl::Status& go) mutable {
+        if (!go.ok()) return done(go);
+        int64_t built = 0;
+        absl::Status refusal;
+        for (CheckedCall& call : calls) {
+          const bool ready = PlansAreReady(call);
+          const absl::StatusOr<PlanReport> report =
+              CatchBadAlloc([&] { return Report(std::move(call)); });
+          refusal.Update(report.ok() ? report->support : report.status());
+          built += ready ? 0 : 1;
+        }
+        if (refusal.ok()) return done(built);
+        done(refusal);
       },
       /*bytes=*/0);
 }

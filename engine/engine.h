@@ -54,6 +54,7 @@ class Engine {
  public:
   using PlanDone = absl::AnyInvocable<void(absl::StatusOr<PlanReport>)>;
   using PrepareDone = absl::AnyInvocable<void(absl::StatusOr<PreparedCall>)>;
+  using WarmDone = absl::AnyInvocable<void(absl::StatusOr<int64_t>)>;
 
   // Starts the workers. At least one target. INTERNAL where a device gives no queue.
   static absl::StatusOr<std::unique_ptr<Engine>> Make(EngineParts parts);
@@ -64,6 +65,11 @@ class Engine {
   // Contradictions are INVALID_ARGUMENT; what no backend computes is in PlanReport::support. Shapes
   // may be left out where the spec states the sizes, and backward tensors always.
   void Plan(const CallDescription& description, PlanDone done);
+
+  // Builds what these calls need to run, so that no request waits for it, and gives how many of
+  // them had something to build. Shapes as for Plan. Nothing is built where a description is wrong:
+  // INVALID_ARGUMENT; what no backend computes is UNIMPLEMENTED, after the others were built.
+  void Warm(const std::vector<CallDescription>& descriptions, WarmDone done);
 
   // All tensors must be described. INVALID_ARGUMENT for contradictions.
   // NOT_FOUND and FAILED_PRECONDITION for a context that never was, or is no more.
@@ -88,6 +94,8 @@ class Engine {
   // From now on nothing runs on these kernels.
   void Disable(const KernelFamily& family);
   std::vector<KernelFamily> disabled() const;
+
+  EngineStats Stats() const;
 
   // In order of preference.
   std::vector<const AttentionBackend*> backends() const;

@@ -85,4 +85,29 @@ struct PlanReport {
   AttentionProblem problem;
 };
 
+// A backend's device, its queue and what it ran.
+struct LaneStats {
+  std::string backend;
+  std::string device;
+  PoolStats device_pool;  // All 0 where it computes in host memory.
+  PlanStats plans;
+  int64_t queued_requests = 0;
+  int64_t queued_bytes = 0;
+  int64_t launches = 0;  // Requests that run as one are one.
+  int64_t requests = 0;  // That ran.
+};
+
+// Counters since the start, and what is there now.
+struct EngineStats {
+  PoolStats host_pool;
+  std::vector<LaneStats> lanes;  // In order of preference.
+  int64_t retained_contexts = 0;
+  // How accepted requests ended.
+  int64_t succeeded = 0;
+  int64_t failed = 0;
+  int64_t cancelled = 0;
+  int64_t expired = 0;  // Their deadlines passed.
+  int64_t refused = 0;  // Never accepted: pool, queue, draining.
+};
+
 }  // namespace attnd

@@ -29,6 +29,13 @@ struct BackendInfo {
   std::vector<std::string> features;  // Spec fields beyond plain softmax attention that run.
 };
 
+// Of compiled plans.
+struct PlanStats {
+  int64_t built = 0;  // Since the start, refused ones among them.
+  int64_t hits = 0;   // Requests for a plan that was there.
+  int64_t held = 0;   // Now.
+};
+
 enum class Pass : uint8_t { kForward, kBackward };
 
 // Thread-safe. Plans may outlive neither the backend nor its device.
@@ -49,6 +56,8 @@ class AttentionBackend {
 
   // Whether the plan of that pass is at hand: nothing is to be compiled, or it is to be refused.
   virtual bool PlanIsReady(const AttentionProblem&, Pass) const { return true; }
+
+  virtual PlanStats plan_stats() const { return {}; }
 
   // A queue for one thread, to which the backend's plans enqueue. Null where they compute on the
   // calling thread, in host memory.

@@ -4,7 +4,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -60,6 +62,38 @@ struct BackwardBuffers {
   DeviceQueue* queue = nullptr;
 };
 
+// Which calls may run as one: those of equal keys, as long as their slots together are at most
+// max_slots.
+struct JoinTerms {
+  std::string key;  // Everything that the joint run bakes in. Empty: the call runs alone.
+  int64_t slots = 1;
+  int64_t max_slots = 1;
+};
+
+// A call as a joint run takes it: what its plan's Forward or Backward would be given. The problem
+// must outlive the run.
+struct ForwardCall {
+  const AttentionProblem* problem = nullptr;
+  ForwardBuffers buffers;
+};
+struct BackwardCall {
+  const AttentionProblem* problem = nullptr;
+  BackwardBuffers buffers;
+};
+
+// Calls that run as one, each with the bits that it has alone. Made for one run.
+class JointRun {
+ public:
+  virtual ~JointRun() = default;
+
+  // What the run needs beside the calls' own workspaces, in the backend's address space.
+  virtual int64_t workspace_bytes() const = 0;
+
+  // As Forward or Backward of each call. After an error the outputs of all are undefined, and the
+  // calls may run alone.
+  virtual absl::Status Run(std::span<std::byte> workspace, DeviceQueue* queue) = 0;
+};
+
 // Used by one thread at a time.
 class CallPlan {
  public:
@@ -69,6 +103,8 @@ class CallPlan {
   virtual std::string_view engine() const = 0;
 
   virtual int64_t workspace_bytes() const = 0;
+
+  virtual JoinTerms join_terms() const { return {}; }
 };
 
 class BackwardPlan : public CallPlan {
@@ -78,6 +114,9 @@ class BackwardPlan : public CallPlan {
   // Otherwise as AttentionPlan::Forward.
   virtual absl::Status Backward(const AttentionProblem& problem,
                                 const BackwardBuffers& buffers) = 0;
+
+  // As AttentionPlan::Join.
+  virtual std::unique_ptr<JointRun> Join(std::span<const BackwardCall>) { return nullptr; }
 };
 
 class AttentionPlan : public CallPlan {
@@ -87,6 +126,9 @@ class AttentionPlan : public CallPlan {
   // for, or one that differs in what a plan does not bake in (scale, lengths within the geometry).
   // With a queue it enqueues all that, and it is done when the queue's Wait returns.
   virtual absl::Status Forward(const AttentionProblem& problem, const ForwardBuffers& buffers) = 0;
+
+  // Two calls or more, of plans with this plan's key, within max_slots. Null: they run alone.
+  virtual std::unique_ptr<JointRun> Join(std::span<const ForwardCall>) { return nullptr; }
 };
 
 }  // namespace attnd

@@ -3,11 +3,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "engine/core/status.h"
 
 namespace attnd {
+
+struct CopyStep {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;
+  int64_t bytes = 0;
+};
 
 // Used by one thread at a time. Memory that an enqueued step uses must live until Wait returns.
 // Errors are INTERNAL.
@@ -18,6 +26,15 @@ class DeviceQueue {
   // Enqueues a copy between host and device, in either direction. Host memory that is not pinned
   // works, slower.
   virtual absl::Status Copy(std::byte* to, const std::byte* from, int64_t bytes) = 0;
+
+  // Enqueues copies in one direction, which may overlap one another, in one submission where the
+  // device can.
+  virtual absl::Status CopyAll(std::span<const CopyStep> steps) {
+    for (const CopyStep& step : steps) {
+      ATTND_RETURN_IF_ERROR(Copy(step.to, step.from, step.bytes));
+    }
+    return absl::OkStatus();
+  }
 
   // Enqueues a time stamp into slot 0 .. kStamps - 1.
   static constexpr int kStamps = 4;

@@ -37,6 +37,7 @@ class PlanCache {
     std::unique_lock lock(mutex_);
     if (auto it = entries_.find(key); it != entries_.end()) {
       order_.splice(order_.begin(), order_, it->second.position);
+      ++hits_;
       std::shared_ptr<Slot> slot = it->second.slot;
       built_.wait(lock, [&] { return slot->done; });
       return slot->result;
@@ -70,6 +71,11 @@ class PlanCache {
   int64_t builds() const {  // Begun since the start.
     std::lock_guard lock(mutex_);
     return builds_;
+  }
+
+  int64_t hits() const {  // Asked for when built or being built.
+    std::lock_guard lock(mutex_);
+    return hits_;
   }
 
   size_t size() const {
@@ -114,6 +120,7 @@ class PlanCache {
   std::list<Key> order_;  // Most recently used first.
   std::unordered_map<Key, Entry, Hash> entries_;
   int64_t builds_ = 0;
+  int64_t hits_ = 0;
 };
 
 }  // namespace attnd

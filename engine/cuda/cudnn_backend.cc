@@ -132,6 +132,12 @@ bool CudnnBackend::PlanIsReady(const AttentionProblem& problem, Pass pass) const
   return graph.has_value();
 }
 
+PlanStats CudnnBackend::plan_stats() const {
+  return {.built = graphs_.builds(),
+          .hits = graphs_.hits(),
+          .held = static_cast<int64_t>(graphs_.size())};
+}
+
 absl::StatusOr<std::unique_ptr<DeviceQueue>> CudnnBackend::MakeQueue() {
   return DeviceContext::Make(device_);
 }

@@ -31,6 +31,7 @@ class CudnnBackend final : public AttentionBackend {
   absl::StatusOr<std::unique_ptr<BackwardPlan>> BuildBackwardPlan(
       const AttentionProblem& problem) override;
   bool PlanIsReady(const AttentionProblem& problem, Pass pass) const override;
+  PlanStats plan_stats() const override;
   absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override;
 
   // Graphs built so far, refused ones among them.
