@@ -7,6 +7,7 @@
 #include "engine/core/status.h"
 #include "engine/cuda/cudnn_backward_plan.h"
 #include "engine/cuda/cudnn_plan.h"
+#include "engine/cuda/joint_description.h"
 #include "engine/cuda/tiled_plan.h"
 
 namespace attnd {
@@ -73,8 +74,19 @@ CudnnBackend::GraphCache::Result CudnnBackend::GraphFor(const SdpaDescription& d
   });
 }
 
+absl::StatusOr<JointGraph> CudnnBackend::JointGraphFor(const AttentionProblem& problem, Pass pass) {
+  ATTND_ASSIGN_OR_RETURN(const SdpaDescription d, DescribeJoint(problem, pass == Pass::kBackward));
+  ATTND_ASSIGN_OR_RETURN(std::shared_ptr<const SdpaGraph> graph, GraphFor(d));
+  return JointGraph{d, std::move(graph)};
+}
+
 absl::StatusOr<std::unique_ptr<AttentionPlan>> CudnnBackend::BuildCudnnPlan(
     const AttentionProblem& problem) {
+  if (absl::StatusOr<JointGraph> joint = JointGraphFor(problem, Pass::kForward); joint.ok()) {
+    return std::make_unique<JointForwardPlan>(problem, *std::move(joint));
+  } else if (!absl::IsUnimplemented(joint.status())) {
+    return joint.status();
+  }
   ATTND_ASSIGN_OR_RETURN(SdpaDescription d, DescribeSdpa(problem));
   GraphCache::Result graph = GraphFor(d);
   if (d.out_dtype != d.dtype && absl::IsUnimplemented(graph.status())) {
@@ -88,6 +100,11 @@ absl::StatusOr<std::unique_ptr<AttentionPlan>> CudnnBackend::BuildCudnnPlan(
 
 absl::StatusOr<std::unique_ptr<BackwardPlan>> CudnnBackend::BuildCudnnBackwardPlan(
     const AttentionProblem& problem) {
+  if (absl::StatusOr<JointGraph> joint = JointGraphFor(problem, Pass::kBackward); joint.ok()) {
+    return std::make_unique<JointBackwardPlan>(problem, *std::move(joint));
+  } else if (!absl::IsUnimplemented(joint.status())) {
+    return joint.status();
+  }
   ATTND_ASSIGN_OR_RETURN(const SdpaDescription d, DescribeSdpaBackward(problem));
   ATTND_ASSIGN_OR_RETURN(std::shared_ptr<const SdpaGraph> graph, GraphFor(d));
   if ((d.deterministic || d.bias_kind == BiasKind::kPostScale) &&
@@ -117,6 +134,11 @@ absl::StatusOr<std::unique_ptr<BackwardPlan>> CudnnBackend::BuildBackwardPlan(
 }
 
 bool CudnnBackend::PlanIsReady(const AttentionProblem& problem, Pass pass) const {
+  if (const absl::StatusOr<SdpaDescription> d = DescribeJoint(problem, pass == Pass::kBackward);
+      d.ok()) {
+    const std::optional<GraphCache::Result> graph = graphs_.Find(*d);
+    if (!graph || !absl::IsUnimplemented(graph->status())) return graph.has_value();
+  }
   if (pass == Pass::kBackward) {
     if (!CheckGradientViews(problem).ok()) return true;
     const absl::StatusOr<SdpaDescription> d = DescribeSdpaBackward(problem);

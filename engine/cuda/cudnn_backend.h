@@ -15,6 +15,7 @@
 #include "engine/backend/attention_backend.h"
 #include "engine/backend/plan_cache.h"
 #include "engine/cuda/device_context.h"
+#include "engine/cuda/joint_plan.h"
 #include "engine/cuda/sdpa_description.h"
 #include "engine/cuda/sdpa_graph.h"
 
@@ -42,6 +43,8 @@ class CudnnBackend final : public AttentionBackend {
 
   CudnnBackend(int device, BackendInfo info, std::unique_ptr<DeviceContext> builder);
   GraphCache::Result GraphFor(const SdpaDescription& description);
+  // UNIMPLEMENTED for calls that are not joined.
+  absl::StatusOr<JointGraph> JointGraphFor(const AttentionProblem& problem, Pass pass);
   // UNIMPLEMENTED for what cuDNN refuses.
   absl::StatusOr<std::unique_ptr<AttentionPlan>> BuildCudnnPlan(const AttentionProblem& problem);
   absl::StatusOr<std::unique_ptr<BackwardPlan>> BuildCudnnBackwardPlan(

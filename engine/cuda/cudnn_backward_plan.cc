@@ -21,7 +21,7 @@ BackwardWorkspace LayOut(const AttentionProblem& p, const SdpaDescription& d,
   WorkspaceLayout layout;
   w.graph = layout.Take(graph.workspace_bytes());
   w.arrays = layout.Take(array_bytes);
-  if (d.lse_in_scratch || HidesRows(d)) {
+  if (LseInScratch(p, d) || HidesRows(d)) {
     w.lse = layout.Take(*NumElements(p.lse_desc.shape) * kFloat);
   }
   if (p.out_dtype != d.dtype) {
@@ -45,6 +45,7 @@ struct CudnnBackwardPlan::Call {
   const BackwardBuffers& buffers;
   DeviceContext* context;
   Workspace workspace;
+  RequestArrays arrays;
   // As the graph reads them.
   const std::byte* out = nullptr;
   const std::byte* d_out = nullptr;
@@ -80,9 +81,9 @@ absl::Status CudnnBackwardPlan::Backward(const AttentionProblem& problem,
   ATTND_RETURN_IF_ERROR(context->Use());
   ATTND_ASSIGN_OR_RETURN(std::span<std::byte> block,
                          context->Staging(static_cast<size_t>(arrays_.bytes)));
-  const RequestArrays arrays = FillRequestArrays(problem, description_, block);
-  Call call{problem, buffers, context, Workspace(buffers.workspace)};
-  if (!arrays.any_pair || !WritesAllGradients(problem)) {
+  Call call{problem, buffers, context, Workspace(buffers.workspace),
+            FillRequestArrays(problem, description_, block)};
+  if (!call.arrays.any_pair || !WritesAllGradients(problem)) {
     ATTND_RETURN_IF_ERROR(ClearGradients(call));
   }
   if (buffers.d_bias != nullptr) {  // cuDNN leaves out cells behind a mask.
@@ -92,7 +93,7 @@ absl::Status CudnnBackwardPlan::Backward(const AttentionProblem& problem,
     ATTND_RETURN_IF_ERROR(context->Copy(call.workspace.At<std::byte>(workspace_.arrays),
                                         block.data(), static_cast<int64_t>(block.size())));
   }
-  if (!arrays.any_pair) {
+  if (!call.arrays.any_pair) {
     return buffers.d_softmax_offset == nullptr
                ? absl::OkStatus()
                : context->Clear(buffers.d_softmax_offset,
@@ -148,16 +149,17 @@ absl::Status CudnnBackwardPlan::PrepareInputs(Call& call) const {
         RaiseMinusInfinity(call.buffers.lse, finite, *NumElements(p.lse_desc.shape), stream),
         "the LSE kernel");
   }
-  if (!description_.lse_in_scratch) return absl::OkStatus();
+  if (!LseInScratch(p, description_)) return absl::OkStatus();
   auto* by_row = call.workspace.At<float>(workspace_.lse);
   call.lse = by_row;
-  const LseTranspose transpose{.by_row = by_row,
-                               .lse = const_cast<float*>(call.buffers.lse),
-                               .strides = p.lse,
-                               .batch = p.batch,
-                               .rows = p.max_seqlen_q,
-                               .heads = p.num_heads};
-  return CudaStatus(LseToRows(transpose, stream), "the LSE kernel");
+  const LseSegments segments{
+      .segments = call.workspace.At<const LseSegment>(workspace_.arrays + arrays_.segments),
+      .count = call.arrays.num_segments,
+      .longest = call.arrays.longest_segment,
+      .num_heads = p.num_heads,
+      .by_row = by_row,
+      .lse = const_cast<float*>(call.buffers.lse)};
+  return CudaStatus(LseToRows(segments, stream), "the LSE kernel");
 }
 
 absl::Status CudnnBackwardPlan::RunParts(const Call& call) const {

@@ -154,7 +154,7 @@ absl::Status CudnnPlan::RunGraph(Call& call) const {
   const AttentionProblem& p = call.problem;
   const SdpaDescription& d = description_;
   float* scratch = call.At<float>(workspace_.lse);
-  const bool direct = call.buffers.lse != nullptr && !d.lse_in_scratch;
+  const bool direct = call.buffers.lse != nullptr && !LseInScratch(p, d);
   SdpaPointers pointers;
   pointers.q = call.Start(p.q);
   pointers.k = call.Start(p.k);
@@ -196,14 +196,15 @@ absl::Status CudnnPlan::ConvertOutputs(const Call& call) const {
                                                   call.buffers.amax, 2, call.context->stream()),
                                      "the amax kernel"));
   }
-  if (!description_.lse_in_scratch || call.buffers.lse == nullptr) return absl::OkStatus();
-  const LseTranspose transpose{.by_row = call.At<float>(workspace_.lse),
-                               .lse = call.buffers.lse,
-                               .strides = p.lse,
-                               .batch = p.batch,
-                               .rows = p.max_seqlen_q,
-                               .heads = p.num_heads};
-  return CudaStatus(LseFromRows(transpose, call.context->stream()), "the LSE kernel");
+  if (call.buffers.lse == nullptr) return absl::OkStatus();
+  const LseSegments segments{
+      .segments = call.At<const LseSegment>(workspace_.arrays + arrays_.segments),
+      .count = call.arrays.num_segments,
+      .longest = call.arrays.longest_segment,
+      .num_heads = p.num_heads,
+      .by_row = call.At<float>(workspace_.lse),
+      .lse = call.buffers.lse};
+  return CudaStatus(LseFromRows(segments, call.context->stream()), "the LSE kernel");
 }
 
 absl::Status CudnnPlan::WriteEmpty(const Call& call) const {
@@ -212,11 +213,10 @@ absl::Status CudnnPlan::WriteEmpty(const Call& call) const {
                        .num_spans = call.arrays.num_spans,
                        .longest_span = call.arrays.longest_span,
                        .num_heads = p.num_heads,
-                       .head_bytes = p.head_dim_v * SizeOf(p.out_dtype),
+                       .head_dim = p.head_dim_v,
+                       .element_bytes = SizeOf(p.out_dtype),
                        .out = call.buffers.out,
-                       .out_bytes = InBytes(p.out.strides, p.out_dtype),
                        .lse = call.buffers.lse,
-                       .lse_strides = p.lse,
                        .sink = Sink(call)};
   return CudaStatus(WriteEmptyRows(rows, call.context->stream()), "the zero-row kernel");
 }

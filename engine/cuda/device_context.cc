@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "engine/core/status.h"
@@ -59,6 +60,26 @@ absl::Status DeviceContext::Copy(std::byte* to, const std::byte* from, int64_t b
   return CudaStatus(
       cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream_),
       "cudaMemcpyAsync");
+}
+
+absl::Status DeviceContext::CopyAll(std::span<const CopyStep> steps) {
+  std::vector<void*> to;
+  std::vector<const void*> from;
+  std::vector<size_t> bytes;
+  for (const CopyStep& step : steps) {
+    if (step.bytes == 0) continue;
+    to.push_back(step.to);
+    from.push_back(step.from);
+    bytes.push_back(static_cast<size_t>(step.bytes));
+  }
+  if (to.empty()) return absl::OkStatus();
+  ATTND_RETURN_IF_ERROR(Use());
+  cudaMemcpyAttributes in_order = {};
+  in_order.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+  size_t first = 0;  // The attributes hold from this copy on.
+  return CudaStatus(cudaMemcpyBatchAsync(to.data(), from.data(), bytes.data(), to.size(), &in_order,
+                                         &first, 1, stream_),
+                    "cudaMemcpyBatchAsync");
 }
 
 absl::Status DeviceContext::Clear(void* memory, int64_t bytes) {

@@ -26,6 +26,7 @@ class DeviceContext final : public DeviceQueue {
   ~DeviceContext() override;
 
   absl::Status Copy(std::byte* to, const std::byte* from, int64_t bytes) override;
+  absl::Status CopyAll(std::span<const CopyStep> steps) override;
   absl::Status Stamp(int slot) override;
   absl::Status Wait() override;
   absl::Duration Between(int first, int second) const override;

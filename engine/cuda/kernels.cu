@@ -18,42 +18,44 @@ unsigned GridOf(int64_t items) {
 
 // A block takes a row of a span at a time.
 __global__ void EmptyRowsKernel(EmptyRows rows) {
-  const int64_t chunks_per_head = rows.head_bytes / 16;
+  const int64_t chunks_per_head = rows.head_dim * rows.element_bytes / 16;
   for (int64_t at = blockIdx.y; at < rows.num_spans; at += gridDim.y) {
     const RowSpan span = rows.spans[at];
-    const int64_t element_bytes = rows.out_bytes.dim;
     for (int64_t row = blockIdx.x; row < span.rows; row += gridDim.x) {
-      std::byte* out = rows.out + span.out_start * element_bytes + row * rows.out_bytes.seq;
+      std::byte* out = rows.out + (span.out_start + row * span.out_seq) * rows.element_bytes;
       for (int64_t c = threadIdx.x; c < rows.num_heads * chunks_per_head; c += blockDim.x) {
         const int64_t head = c / chunks_per_head;
-        *reinterpret_cast<uint4*>(out + head * rows.out_bytes.head + c % chunks_per_head * 16) =
-            make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4*>(out + head * span.out_head * rows.element_bytes +
+                                  c % chunks_per_head * 16) = make_uint4(0, 0, 0, 0);
       }
-      if (rows.lse == nullptr) continue;
-      float* lse = rows.lse + span.lse_start + row * rows.lse_strides.seq;
+      if (rows.lse == nullptr || span.lse_seq == 0) continue;
+      float* lse = rows.lse + span.lse_start + row * span.lse_seq;
       for (int64_t head = threadIdx.x; head < rows.num_heads; head += blockDim.x) {
         const bool has_sink = rows.sink != nullptr && span.in_sequence != 0;
-        lse[head * rows.lse_strides.head] = has_sink ? rows.sink[head] : -INFINITY;
+        lse[head * span.lse_head] = has_sink ? rows.sink[head] : -INFINITY;
       }
     }
   }
 }
 
+// Blocks of a column of the grid take a segment.
 template <bool kToRows>
-__global__ void LseKernel(LseTranspose t) {
-  const int64_t total = t.batch * t.rows * t.heads;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; at < total;
-       at += step) {
-    const int64_t row = at % t.rows;
-    const int64_t head = at / t.rows % t.heads;
-    const int64_t i = at / (t.rows * t.heads);
-    float& by_row = t.by_row[(i * t.rows + row) * t.heads + head];
-    float& lse = t.lse[i * t.strides.batch + row * t.strides.seq + head * t.strides.head];
-    if constexpr (kToRows) {
-      by_row = lse;
-    } else {
-      lse = by_row;
+__global__ void LseKernel(LseSegments t) {
+  for (int64_t n = blockIdx.y; n < t.count; n += gridDim.y) {
+    const LseSegment segment = t.segments[n];
+    const int64_t total = segment.rows * t.num_heads;
+    const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+    for (int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; at < total;
+         at += step) {
+      const int64_t row = at % segment.rows;
+      const int64_t head = at / segment.rows;
+      float& by_row = t.by_row[segment.by_row + row * t.num_heads + head];
+      float& lse = t.lse[segment.lse + row * segment.lse_seq + head * segment.lse_head];
+      if constexpr (kToRows) {
+        by_row = lse;
+      } else {
+        lse = by_row;
+      }
     }
   }
 }
@@ -182,18 +184,20 @@ cudaError_t WriteEmptyRows(const EmptyRows& rows, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t LseFromRows(const LseTranspose& t, cudaStream_t stream) {
-  const int64_t total = t.batch * t.rows * t.heads;
-  if (total == 0) return cudaSuccess;
-  LseKernel<false><<<GridOf((total + kThreads - 1) / kThreads), kThreads, 0, stream>>>(t);
+template <bool kToRows>
+cudaError_t MoveLse(const LseSegments& t, cudaStream_t stream) {
+  if (t.count == 0 || t.num_heads == 0) return cudaSuccess;
+  const dim3 grid(GridOf((t.longest * t.num_heads + kThreads - 1) / kThreads), GridOf(t.count));
+  LseKernel<kToRows><<<grid, kThreads, 0, stream>>>(t);
   return cudaGetLastError();
 }
 
-cudaError_t LseToRows(const LseTranspose& t, cudaStream_t stream) {
-  const int64_t total = t.batch * t.rows * t.heads;
-  if (total == 0) return cudaSuccess;
-  LseKernel<true><<<GridOf((total + kThreads - 1) / kThreads), kThreads, 0, stream>>>(t);
-  return cudaGetLastError();
+cudaError_t LseFromRows(const LseSegments& segments, cudaStream_t stream) {
+  return MoveLse<false>(segments, stream);
+}
+
+cudaError_t LseToRows(const LseSegments& segments, cudaStream_t stream) {
+  return MoveLse<true>(segments, stream);
 }
 
 cudaError_t WidenElements(DType dtype, const void* from, float* to, int64_t count,

@@ -18,29 +18,28 @@ struct EmptyRows {
   int64_t num_spans = 0;
   int64_t longest_span = 0;
   int64_t num_heads = 0;
-  int64_t head_bytes = 0;  // Of O; a multiple of 16.
+  int64_t head_dim = 0;       // Of O.
+  int64_t element_bytes = 0;  // Of O; with head_dim a multiple of 16 bytes.
   std::byte* out = nullptr;
-  Strides out_bytes;     // In bytes.
-  float* lse = nullptr;  // Null: not wanted.
-  Strides lse_strides;
+  float* lse = nullptr;         // Null: not wanted.
   const float* sink = nullptr;  // [num_heads]; null: none.
 };
 
 // O = 0 and LSE = -inf in all rows of the spans; LSE = the sink in rows of a sequence.
 cudaError_t WriteEmptyRows(const EmptyRows& rows, cudaStream_t stream);
 
-struct LseTranspose {
-  float* by_row = nullptr;  // [batch, rows, heads]
+struct LseSegments {
+  const LseSegment* segments = nullptr;
+  int64_t count = 0;
+  int64_t longest = 0;  // Rows.
+  int64_t num_heads = 0;
+  float* by_row = nullptr;
   float* lse = nullptr;
-  Strides strides;  // Of lse, in elements.
-  int64_t batch = 0;
-  int64_t rows = 0;
-  int64_t heads = 0;
 };
 
 // From by_row to lse, and back.
-cudaError_t LseFromRows(const LseTranspose& transpose, cudaStream_t stream);
-cudaError_t LseToRows(const LseTranspose& transpose, cudaStream_t stream);
+cudaError_t LseFromRows(const LseSegments& segments, cudaStream_t stream);
+cudaError_t LseToRows(const LseSegments& segments, cudaStream_t stream);
 
 // to[i] = from[i], from FLOAT16 or BFLOAT16 to float.
 cudaError_t WidenElements(DType dtype, const void* from, float* to, int64_t count,

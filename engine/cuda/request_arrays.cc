@@ -1,6 +1,8 @@
 #include "engine/cuda/request_arrays.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 namespace attnd {
 namespace {
@@ -30,26 +32,37 @@ KeyRange RowsThatSeeKeys(const BandMask& mask, const SequenceExtent& s) {
 
 class SpanWriter {
  public:
-  SpanWriter(const AttentionProblem& problem, RowSpan* spans, RequestArrays& result)
-      : p_(problem), spans_(spans), result_(result) {}
+  SpanWriter(const PlacedCall& call, RowSpan* spans, RequestArrays& result)
+      : call_(call), p_(*call.problem), spans_(spans), result_(result) {}
 
   // Rows first .. last - 1 of sequence i, or of the token buffer where Q is THD.
   void Add(int64_t i, int64_t first, int64_t last, bool in_sequence) {
     if (first >= last) return;
-    spans_[result_.num_spans++] = {i * p_.out.strides.batch + first * p_.out.strides.seq,
-                                   i * p_.lse.batch + first * p_.lse.seq, last - first,
-                                   in_sequence ? 1 : 0};
+    RowSpan span;
+    span.out_start = call_.out + i * p_.out.strides.batch + first * p_.out.strides.seq;
+    span.lse_start = call_.lse_output + i * p_.lse.batch + first * p_.lse.seq;
+    span.rows = last - first;
+    span.in_sequence = in_sequence ? 1 : 0;
+    span.out_seq = p_.out.strides.seq;
+    span.out_head = p_.out.strides.head;
+    if (call_.has_lse) {
+      span.lse_seq = p_.lse.seq;
+      span.lse_head = p_.lse.head;
+    }
+    spans_[result_.num_spans++] = span;
     result_.longest_span = std::max(result_.longest_span, last - first);
   }
 
  private:
+  const PlacedCall& call_;
   const AttentionProblem& p_;
   RowSpan* spans_;
   RequestArrays& result_;
 };
 
-void FillSpans(const AttentionProblem& p, RowSpan* spans, RequestArrays& result) {
-  SpanWriter writer(p, spans, result);
+void FillSpans(const PlacedCall& call, RowSpan* spans, RequestArrays& result) {
+  const AttentionProblem& p = *call.problem;
+  SpanWriter writer(call, spans, result);
   int64_t next_row = 0;  // THD: first row that no sequence so far covers.
   for (int64_t i = 0; i < p.batch; ++i) {
     const SequenceExtent& s = p.sequences[i];
@@ -66,6 +79,20 @@ void FillSpans(const AttentionProblem& p, RowSpan* spans, RequestArrays& result)
     if (!p.q_is_thd) writer.Add(place, s.q_len, p.max_seqlen_q, false);
   }
   if (p.q_is_thd) writer.Add(0, next_row, p.lse_desc.shape[0], false);
+}
+
+void FillSegments(const PlacedCall& call, LseSegment* segments, RequestArrays& result) {
+  const AttentionProblem& p = *call.problem;
+  for (int64_t i = 0; i < p.batch; ++i) {
+    const int64_t rows = p.sequences[i].q_len;
+    if (rows == 0) continue;
+    segments[result.num_segments++] = {.by_row = call.lse + i * p.max_seqlen_q * p.num_heads,
+                                       .lse = call.lse_output + i * p.lse.batch,
+                                       .rows = rows,
+                                       .lse_seq = p.lse.seq,
+                                       .lse_head = p.lse.head};
+    result.longest_segment = std::max(result.longest_segment, rows);
+  }
 }
 
 struct Slot {
@@ -87,34 +114,41 @@ int64_t StartOf(const TensorView& view, int64_t i, int64_t row) {
   return i * view.strides.batch + row * view.start_multiplier;
 }
 
-// One of the description's sequences: sequence i of the problem, or query head `head` of it where
-// the description splits heads.
+// One of the description's sequences: sequence i of a call, or query head `head` of it where the
+// description splits heads.
 struct Place {
+  const PlacedCall& call;
   int64_t i;
   int64_t head;
-  const SequenceExtent& extent;
   Slot slot;
+
+  const AttentionProblem& problem() const { return *call.problem; }
+  const SequenceExtent& extent() const { return problem().sequences[static_cast<size_t>(i)]; }
 };
 
 // Writes the arrays of lengths and offsets.
 class ArrayWriter {
  public:
-  ArrayWriter(const AttentionProblem& problem, const SdpaDescription& description,
+  ArrayWriter(std::span<const PlacedCall> calls, const SdpaDescription& d, int64_t slots,
               std::span<std::byte> block)
-      : p_(problem),
-        d_(description),
-        block_(block),
-        heads_(d_.splits_heads ? p_.num_heads : 1),
-        slots_(d_.batch * PartsOf(d_, p_).batch) {}
+      : block_(block), slots_(slots) {
+    places_.reserve(static_cast<size_t>(slots));
+    for (const PlacedCall& call : calls) {
+      const AttentionProblem& p = *call.problem;
+      const int64_t heads = d.splits_heads ? p.num_heads : 1;
+      for (int64_t i = 0; i < p.batch; ++i) {
+        const Slot slot = SlotOf(p, d, p.sequences[static_cast<size_t>(i)]);
+        for (int64_t head = 0; head < heads; ++head) places_.push_back({call, i, head, slot});
+      }
+    }
+  }
 
   // `length_of` gives a Place's.
   template <typename LengthOf>
   void Lengths(int64_t at, LengthOf length_of) {
     int32_t* lengths = ArrayAt<int32_t>(block_, at);
-    ForEach([&](int64_t n, const Place& place) {
-      lengths[n] = static_cast<int32_t>(length_of(place));
-    });
-    std::fill(lengths + p_.batch * heads_, lengths + slots_, 0);
+    for (const Place& place : places_) *lengths++ = static_cast<int32_t>(length_of(place));
+    std::fill_n(lengths, slots_ - static_cast<int64_t>(places_.size()), 0);
   }
 
   // `range_of` gives a Place's first element and elements.
@@ -122,43 +156,51 @@ class ArrayWriter {
   void Offsets(int64_t at, RangeOf range_of) {
     int64_t* offsets = ArrayAt<int64_t>(block_, at);
     int64_t end = 0;
-    ForEach([&](int64_t n, const Place& place) {
+    for (const Place& place : places_) {
       const auto [start, length] = range_of(place);
-      offsets[n] = start;
+      *offsets++ = start;
       end = start + length;
-    });
-    std::fill(offsets + p_.batch * heads_, offsets + slots_ + 1, end);
+    }
+    std::fill_n(offsets, slots_ + 1 - static_cast<int64_t>(places_.size()), end);
   }
 
  private:
-  template <typename Visit>
-  void ForEach(Visit visit) {
-    for (int64_t i = 0; i < p_.batch; ++i) {
-      const SequenceExtent& extent = p_.sequences[i];
-      const Slot slot = SlotOf(p_, d_, extent);
-      for (int64_t head = 0; head < heads_; ++head) {
-        visit(i * heads_ + head, Place{i, head, extent, slot});
-      }
-    }
-  }
-
-  const AttentionProblem& p_;
-  const SdpaDescription& d_;
   const std::span<std::byte> block_;
-  const int64_t heads_;
   const int64_t slots_;
+  std::vector<Place> places_;
 };
 
-}  // namespace
+using Range = std::pair<int64_t, int64_t>;
+using ViewOf = TensorView AttentionProblem::*;
+using ShiftOf = int64_t PlacedCall::*;
 
-RequestArrayLayout LayOutRequestArrays(const SdpaDescription& d, const AttentionProblem& p) {
+// Of tensors with rows of Q, and of K or V.
+auto RowsOfQ(ViewOf view_of, ShiftOf shift_of) {
+  return [=](const Place& x) {
+    const TensorView& view = x.problem().*view_of;
+    return Range(x.call.*shift_of + StartOf(view, x.i, x.extent().q_row) +
+                     x.head * view.strides.head + x.slot.skipped * view.strides.seq,
+                 x.slot.q_len * view.strides.seq);
+  };
+}
+auto RowsOfKv(ViewOf view_of, ShiftOf shift_of) {
+  return [=](const Place& x) {
+    const TensorView& view = x.problem().*view_of;
+    const int64_t group = x.problem().num_heads / x.problem().num_kv_heads;
+    return Range(x.call.*shift_of + StartOf(view, x.i, x.extent().kv_row) +
+                     x.head / group * view.strides.head,
+                 x.slot.kv_len * view.strides.seq);
+  };
+}
+
+RequestArrayLayout LayOut(const SdpaDescription& d, int64_t slots, int64_t sequences,
+                          int64_t calls) {
   RequestArrayLayout layout;
   auto take = [&](int64_t bytes) {
     const int64_t at = layout.bytes;
     layout.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
     return at;
   };
-  const int64_t slots = d.batch * PartsOf(d, p).batch;
   const int64_t offsets = (slots + 1) * static_cast<int64_t>(sizeof(int64_t));
   const int64_t lens = slots * static_cast<int64_t>(sizeof(int32_t));
   if (d.ragged_q) {
@@ -170,6 +212,12 @@ RequestArrayLayout LayOutRequestArrays(const SdpaDescription& d, const Attention
     layout.k_offsets = take(offsets);
     layout.v_offsets = take(offsets);
   }
+  if (HasGradientOffsets(d)) {
+    layout.d_out_offsets = take(offsets);
+    layout.dq_offsets = take(offsets);
+    layout.dk_offsets = take(offsets);
+    layout.dv_offsets = take(offsets);
+  }
   if (d.has_lengths) {
     layout.q_lens = take(lens);
     layout.kv_lens = take(lens);
@@ -178,56 +226,90 @@ RequestArrayLayout LayOutRequestArrays(const SdpaDescription& d, const Attention
     layout.fp8_scales = take(static_cast<int64_t>(kFp8ScaleFields.size()) * kFp8Slot *
                              static_cast<int64_t>(sizeof(float)));
   }
-  layout.spans = take((3 * p.batch + 1) * static_cast<int64_t>(sizeof(RowSpan)));
+  layout.spans = take((3 * sequences + calls) * static_cast<int64_t>(sizeof(RowSpan)));
+  if (d.ragged_q && !d.splits_heads) {
+    layout.segments = take(sequences * static_cast<int64_t>(sizeof(LseSegment)));
+  }
   return layout;
+}
+
+int64_t NumSlots(const SdpaDescription& d, const AttentionProblem& p) {
+  return d.batch * PartsOf(d, p).batch;
+}
+
+RequestArrays Fill(std::span<const PlacedCall> calls, const SdpaDescription& d, int64_t slots,
+                   const RequestArrayLayout& layout, std::span<std::byte> block) {
+  RequestArrays result;
+  for (const PlacedCall& call : calls) {
+    FillSpans(call, ArrayAt<RowSpan>(block, layout.spans), result);
+    if (call.has_lse && LseInScratch(*call.problem, d)) {
+      FillSegments(call, ArrayAt<LseSegment>(block, layout.segments), result);
+    }
+  }
+  if (!d.has_lengths) return result;
+
+  ArrayWriter writer(calls, d, slots, block);
+  writer.Lengths(layout.q_lens, [](const Place& place) { return place.slot.q_len; });
+  writer.Lengths(layout.kv_lens, [](const Place& place) { return place.slot.kv_len; });
+  using Problem = AttentionProblem;
+  using Call = PlacedCall;
+  if (d.ragged_q) {
+    writer.Offsets(layout.q_offsets, RowsOfQ(&Problem::q, &Call::q));
+    writer.Offsets(layout.out_offsets, RowsOfQ(&Problem::out, &Call::out));
+    writer.Offsets(layout.lse_offsets, [&](const Place& x) {
+      const Problem& p = x.problem();
+      const int64_t row =
+          p.q_is_thd ? x.extent().q_row
+                     : (x.i * (d.splits_heads ? p.num_heads : 1) + x.head) * p.max_seqlen_q;
+      return Range(x.call.lse + (row + x.slot.skipped) * d.lse.seq, x.slot.q_len * d.lse.seq);
+    });
+  }
+  if (d.ragged_kv) {
+    writer.Offsets(layout.k_offsets, RowsOfKv(&Problem::k, &Call::k));
+    writer.Offsets(layout.v_offsets, RowsOfKv(&Problem::v, &Call::v));
+  }
+  if (HasGradientOffsets(d)) {
+    writer.Offsets(layout.d_out_offsets, RowsOfQ(&Problem::out, &Call::d_out));
+    writer.Offsets(layout.dq_offsets, RowsOfQ(&Problem::q, &Call::dq));
+    writer.Offsets(layout.dk_offsets, RowsOfKv(&Problem::k, &Call::dk));
+    writer.Offsets(layout.dv_offsets, RowsOfKv(&Problem::v, &Call::dv));
+  }
+  return result;
+}
+
+}  // namespace
+
+bool LseInScratch(const AttentionProblem& p, const SdpaDescription& d) {
+  return d.ragged_q && !d.splits_heads && !p.q_is_thd && p.max_seqlen_q != 1;
+}
+
+RequestArrayLayout LayOutRequestArrays(const SdpaDescription& d, const AttentionProblem& p) {
+  return LayOut(d, NumSlots(d, p), p.batch, 1);
+}
+
+RequestArrayLayout LayOutRequestArrays(const SdpaDescription& d,
+                                       std::span<const PlacedCall> calls) {
+  int64_t sequences = 0;
+  for (const PlacedCall& call : calls) sequences += call.problem->batch;
+  return LayOut(d, d.batch, sequences, static_cast<int64_t>(calls.size()));
 }
 
 RequestArrays FillRequestArrays(const AttentionProblem& p, const SdpaDescription& d,
                                 std::span<std::byte> block) {
-  RequestArrays result;
   const RequestArrayLayout layout = LayOutRequestArrays(d, p);
-  FillSpans(p, ArrayAt<RowSpan>(block, layout.spans), result);
   if (IsFloat8(d.dtype)) {
     float* scales = ArrayAt<float>(block, layout.fp8_scales);
     for (size_t i = 0; i < kFp8ScaleFields.size(); ++i) {
       scales[i * kFp8Slot] = p.fp8.*kFp8ScaleFields[i].member;
     }
   }
-  if (!d.has_lengths) return result;
+  const PlacedCall call{.problem = &p};
+  return Fill({&call, 1}, d, NumSlots(d, p), layout, block);
+}
 
-  ArrayWriter writer(p, d, block);
-  writer.Lengths(layout.q_lens, [](const Place& place) { return place.slot.q_len; });
-  writer.Lengths(layout.kv_lens, [](const Place& place) { return place.slot.kv_len; });
-  using Range = std::pair<int64_t, int64_t>;
-  if (d.ragged_q) {
-    auto q_like = [](const TensorView& view) {
-      return [&view](const Place& x) {
-        return Range(StartOf(view, x.i, x.extent.q_row) + x.head * view.strides.head +
-                         x.slot.skipped * view.strides.seq,
-                     x.slot.q_len * view.strides.seq);
-      };
-    };
-    writer.Offsets(layout.q_offsets, q_like(p.q));
-    writer.Offsets(layout.out_offsets, q_like(p.out));
-    writer.Offsets(layout.lse_offsets, [&](const Place& x) {
-      const int64_t row =
-          p.q_is_thd ? x.extent.q_row
-                     : (x.i * (d.splits_heads ? p.num_heads : 1) + x.head) * p.max_seqlen_q;
-      return Range((row + x.slot.skipped) * d.lse.seq, x.slot.q_len * d.lse.seq);
-    });
-  }
-  if (d.ragged_kv) {
-    const int64_t group = p.num_heads / p.num_kv_heads;
-    auto kv_like = [group](const TensorView& view) {
-      return [&view, group](const Place& x) {
-        return Range(StartOf(view, x.i, x.extent.kv_row) + x.head / group * view.strides.head,
-                     x.slot.kv_len * view.strides.seq);
-      };
-    };
-    writer.Offsets(layout.k_offsets, kv_like(p.k));
-    writer.Offsets(layout.v_offsets, kv_like(p.v));
-  }
-  return result;
+RequestArrays FillRequestArrays(std::span<const PlacedCall> calls, const SdpaDescription& d,
+                                std::span<std::byte> block) {
+  return Fill(calls, d, d.batch, LayOutRequestArrays(d, calls), block);
 }
 
 bool WritesAllGradients(const AttentionProblem& p) {

@@ -37,13 +37,6 @@ absl::Status Refuse(std::string_view field, std::string_view problem) {
   return UnimplementedField(reason::kNotSupported, field, problem);
 }
 
-// Not the bound that a request states: it may be far above its lengths.
-int64_t LongestOf(const AttentionProblem& p, int64_t SequenceExtent::*length) {
-  int64_t longest = 0;
-  for (const SequenceExtent& s : p.sequences) longest = std::max(longest, s.*length);
-  return longest;
-}
-
 // Top-left and bottom-right are the same.
 bool IsSquare(const AttentionProblem& p, const SdpaDescription& d) {
   return !d.has_lengths && p.max_seqlen_q == p.max_seqlen_kv;
@@ -77,23 +70,13 @@ bool RunsDense(const AttentionProblem& p, bool is_backward) {
   return p.max_seqlen_q <= p.max_seqlen_kv || (!p.mask.left && !p.mask.bottom_right);
 }
 
-// In [b, h, s, d] the distance of two heads grows with the axis, and would make a plan for every
-// length. There each head becomes a sequence of its own, with one head; a head of K and V that
-// several query heads share is then read by each of them. Its gradient is not theirs to write.
-bool SplitsHeads(const AttentionProblem& p, bool is_backward) {
-  if (is_backward && p.num_heads != p.num_kv_heads) return false;
-  if (p.is_paged || p.q_is_thd || p.kv_is_thd || p.num_heads == 1) return false;
-  auto head_major = [](const TensorView& view) { return view.strides.head > view.strides.seq; };
-  return head_major(p.q) || head_major(p.k) || head_major(p.v) || head_major(p.out);
-}
-
 void SplitHeads(const AttentionProblem& p, SdpaDescription& d) {
   d.batch = BucketCount(p.batch * p.num_heads);
   d.splits_heads = true;
   d.num_heads = d.num_kv_heads = 1;
-  d.lse_in_scratch = false;  // A head's statistics lie row by row in [b, h, s_q].
   d.q.head = d.k.head = d.head_dim_qk;
   d.v.head = d.out.head = d.head_dim_v;
+  // A head's statistics lie row by row in [b, h, s_q].
   d.lse = {.batch = d.s_q, .seq = 1, .head = 1, .dim = 1};
 }
 
@@ -109,7 +92,6 @@ void DescribeRaggedQ(const AttentionProblem& p, SdpaDescription& d) {
   d.out.batch = d.s_q * d.out.seq;
   // cuDNN's ragged statistics are [row, head]. That is what THD asks for, and what [b, h, s_q] is
   // where s_q = 1; elsewhere a kernel of ours transposes.
-  d.lse_in_scratch = !p.q_is_thd && p.max_seqlen_q != 1;
   d.lse = {.batch = d.s_q * p.num_heads, .seq = p.num_heads, .head = 1, .dim = 1};
 }
 
@@ -303,6 +285,22 @@ absl::StatusOr<SdpaDescription> Describe(const AttentionProblem& p, bool is_back
 }
 
 }  // namespace
+
+int64_t LongestOf(const AttentionProblem& p, int64_t SequenceExtent::*length) {
+  int64_t longest = 0;
+  for (const SequenceExtent& s : p.sequences) longest = std::max(longest, s.*length);
+  return longest;
+}
+
+// In [b, h, s, d] the distance of two heads grows with the axis, and would make a plan for every
+// length. There each head becomes a sequence of its own, with one head; a head of K and V that
+// several query heads share is then read by each of them. Its gradient is not theirs to write.
+bool SplitsHeads(const AttentionProblem& p, bool is_backward) {
+  if (is_backward && p.num_heads != p.num_kv_heads) return false;
+  if (p.is_paged || p.q_is_thd || p.kv_is_thd || p.num_heads == 1) return false;
+  auto head_major = [](const TensorView& view) { return view.strides.head > view.strides.seq; };
+  return head_major(p.q) || head_major(p.k) || head_major(p.v) || head_major(p.out);
+}
 
 size_t SdpaDescriptionHash::operator()(const SdpaDescription& description) const {
   return std::hash<std::string_view>()(

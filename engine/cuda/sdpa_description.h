@@ -27,7 +27,7 @@ struct SdpaDescription {
   bool ragged_kv = false;
   bool is_paged = false;
   bool bottom_right = false;
-  bool lse_in_scratch = false;  // The graph has LSE as [row, head] in scratch memory.
+  bool is_joint = false;        // Of several calls, whose tensors lie anywhere (joint_description.h).
   bool splits_heads = false;    // A query head is a sequence of its own.
   bool is_backward = false;
   bool deterministic = false;  // Backward only: cuDNN's forward always is.
@@ -89,6 +89,15 @@ struct SdpaParts {
   int64_t heads = 1;
 };
 SdpaParts PartsOf(const SdpaDescription& description, const AttentionProblem& problem);
+
+// Whether dO and the gradients have ragged offsets of their own, not those of O, Q, K and V.
+inline bool HasGradientOffsets(const SdpaDescription& d) { return d.is_joint && d.is_backward; }
+
+// Whether each query head is a sequence of its own in a ragged graph.
+bool SplitsHeads(const AttentionProblem& problem, bool is_backward);
+
+// The most rows, or keys, of a sequence; the bound that a request states may be far above.
+int64_t LongestOf(const AttentionProblem& problem, int64_t SequenceExtent::*length);
 
 // "cudnn_dense", "cudnn_ragged" or "cudnn_paged".
 std::string_view EngineName(const SdpaDescription& description);

@@ -30,6 +30,10 @@ enum Uid : int64_t {
   kVOffsets,
   kOutOffsets,
   kLseOffsets,
+  kDOutOffsets,
+  kDQOffsets,
+  kDKOffsets,
+  kDVOffsets,
   kQLens,
   kKvLens,
   kPageTableK,
@@ -160,13 +164,17 @@ class Builder {
     if (d_.ragged_q) {
       const Tensor offsets = Offsets(kOutOffsets);
       out->set_ragged_offset(offsets);
-      d_out->set_ragged_offset(offsets);
+      d_out->set_ragged_offset(HasGradientOffsets(d_) ? Offsets(kDOutOffsets) : offsets);
       lse->set_ragged_offset(Offsets(kLseOffsets));
     }
     auto [dq, dk, dv] = graph_.sdpa_backward(q, k, v, out, d_out, lse, options);
     OutputLike(dq, kDQ, q);
     OutputLike(dk, kDK, k);
     OutputLike(dv, kDV, v);
+    if (!HasGradientOffsets(d_)) return;
+    dq->set_ragged_offset(Offsets(kDQOffsets));
+    dk->set_ragged_offset(Offsets(kDKOffsets));
+    dv->set_ragged_offset(Offsets(kDVOffsets));
   }
 
   Tensor Input(int64_t uid, const Four& dims, const Four& strides) {
@@ -374,6 +382,12 @@ absl::Status SdpaGraph::Enqueue(cudnnHandle_t handle, const SdpaPointers& p,
   if (d.ragged_kv) {
     add(kKOffsets, p.k_offsets);
     add(kVOffsets, p.v_offsets);
+  }
+  if (HasGradientOffsets(d)) {
+    add(kDOutOffsets, p.d_out_offsets);
+    add(kDQOffsets, p.dq_offsets);
+    add(kDKOffsets, p.dk_offsets);
+    add(kDVOffsets, p.dv_offsets);
   }
   if (d.has_lengths) {
     add(kQLens, p.q_lens);

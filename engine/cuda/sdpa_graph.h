@@ -40,6 +40,11 @@ struct SdpaPointers {
   const int64_t* v_offsets = nullptr;
   const int64_t* out_offsets = nullptr;
   const int64_t* lse_offsets = nullptr;
+  // Only where HasGradientOffsets.
+  const int64_t* d_out_offsets = nullptr;
+  const int64_t* dq_offsets = nullptr;
+  const int64_t* dk_offsets = nullptr;
+  const int64_t* dv_offsets = nullptr;
   const int32_t* q_lens = nullptr;
   const int32_t* kv_lens = nullptr;
   const int32_t* page_table_k = nullptr;  // INT32 [batch, pages_per_sequence] of the description

@@ -94,4 +94,7 @@ class Report {
 // Backward through the backend against bare cuDNN, and the tiled kernels.
 void BenchBackward(CudnnBackend& backend, DeviceContext& context, Report& report);
 
+// Small calls, together and one at a time.
+void BenchJoint(CudnnBackend& backend, DeviceContext& context, Report& report);
+
 }  // namespace attnd::bench

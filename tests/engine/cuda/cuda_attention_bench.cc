@@ -185,6 +185,7 @@ int Main(const char* path) {
   std::printf("| %s, cuDNN %zu | figure | median of %d |\n|---|---|---|\n",
               (*backend)->info().devices[0].name.c_str(), cudnnGetVersion(), kRepeats);
   Report report(path);
+  BenchJoint(**backend, **context, report);
   BenchDense(**backend, **context, report);
   BenchBackward(**backend, **context, report);
   BenchPagedDecode(**backend, report);
