@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from attnd import tensors
+from attnd import masks, tensors
 from attnd.v1 import types_pb2
 
 # An array, or for plan its shape.
@@ -101,6 +101,10 @@ class AttentionArguments(TypedDict, total=False):
     bias_kind: "pre_scale" or "post_scale": bias is added before or after scaling; "alibi":
       -slope(head) |distance to the diagonal| is.
     bias: [1|b, 1|h, 1|s_q, s_kv] in the buffers' dtype, with the first two of these only.
+    mask: bool [1|b, 1|h, 1|s_q, s_kv], True where a query attends to a key, as attn_mask of
+      PyTorch's scaled_dot_product_attention; axes on the left may be left out, down to
+      [s_q, s_kv]. Causal masks, windows and lengths hide more. Sent as a post-scale bias of 0 and
+      -inf, so not beside bias or a bias_kind, and not with float8 buffers.
     alibi: (first head, heads in total) of a shard of a model's heads, with "alibi" only.
     softmax_kind: "off_by_one" (denominator 1 + sum exp) or "learnable" (exp(offset) + sum exp).
     softmax_offset: float32 [h], with "learnable" only.
@@ -133,6 +137,7 @@ class AttentionArguments(TypedDict, total=False):
     logit_softcap: float | None
     bias_kind: Literal["none", "pre_scale", "post_scale", "alibi"]
     bias: Buffer | None
+    mask: Buffer | None
     softmax_kind: Literal["vanilla", "off_by_one", "learnable"]
     softmax_offset: Buffer | None
     alibi: tuple[int, int] | None
@@ -177,6 +182,8 @@ def request_fields(layout: str, arguments: Mapping[str, Any], *, with_data: bool
         raise TypeError(f"unknown arguments: {', '.join(sorted(unknown))}")
     given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
     dtype = _dtype(given)
+    if "mask" in given:
+        given = _with_mask_as_bias(layout, given, dtype, with_data)
     fields: dict[str, Any] = {"spec": _spec(layout, dtype, given)}
     sequences = _sequences(given, with_data)
     if sequences:
@@ -247,6 +254,17 @@ def _dtype(given: Mapping[str, Any]) -> np.dtype:
         if isinstance(given.get(name), np.ndarray):
             return given[name].dtype
     raise TypeError("dtype is required where no buffer is an array")
+
+
+def _with_mask_as_bias(
+    layout: str, given: dict[str, Any], dtype: np.dtype, with_data: bool
+) -> dict[str, Any]:
+    others = {name: value for name, value in given.items() if name != "mask"}
+    mask = given["mask"]
+    if with_data or not isinstance(mask, tuple):
+        mask = _checked_array("mask", mask)
+    bias = masks.bias_of(mask, layout, others, dtype)
+    return others | {"bias_kind": "post_scale", "bias": bias}
 
 
 def _spec(layout: str, dtype: np.dtype, given: Mapping[str, Any]) -> types_pb2.AttentionSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
@@ -102,14 +103,17 @@ class Client:
             the same here, the dropout's seed and offset included.
 
         Returns:
-          grads, with the names and the packed form of the buffers; d_bias and d_softmax_offset;
-          and how the call ran.
+          grads, with the names and the packed form of the buffers; d_bias (none of a mask) and
+          d_softmax_offset; and how the call ran.
         """
         given = {"out": out, "lse": lse, "d_out": d_out}
         request = attention_pb2.BackwardRequest(
             **arguments.backward_fields(layout, attention, given)
         )
-        return results.backward_result(self._call(self._attention.Backward, request, timeout))
+        result = results.backward_result(self._call(self._attention.Backward, request, timeout))
+        if attention.get("mask") is not None:
+            return dataclasses.replace(result, d_bias=None)
+        return result
 
     def backward_of(
         self,
@@ -127,6 +131,9 @@ class Client:
           d_out: gradient of out, in its shape and dtype.
           fp8: scales of the backward pass, where they are not those that forward was given.
           timeout: seconds; default: the client's.
+
+        Returns:
+          As backward; after a forward with a mask, d_bias is that of the bias that stood for it.
         """
         request = attention_pb2.BackwardRequest(
             **arguments.retained_backward_fields(context, d_out, fp8)
