@@ -50,8 +50,10 @@ absl::Status Draining() {
                    "the server is draining and takes no new work");
 }
 
-absl::Status CheckPageTables(const PreparedCall& prepared) {
+// What only the inputs' values can show.
+absl::Status CheckValues(const PreparedCall& prepared) {
   const AttentionProblem& p = prepared.problem();
+  ATTND_RETURN_IF_ERROR(CheckSoftmaxOffset(prepared.softmax_offset()));
   if (!p.is_paged) return absl::OkStatus();
   ATTND_RETURN_IF_ERROR(CheckPageTable(p, prepared.page_table(Piece::kPageTableK), p.num_pages_k,
                                        "sequences.page_table_k"));
@@ -362,7 +364,7 @@ absl::Status Engine::Reserve(const Lane& lane, Work& work) {
 }
 
 void Engine::Submit(PreparedCall prepared, CallDone done) {
-  absl::Status status = CheckPageTables(prepared);
+  absl::Status status = CheckValues(prepared);
   std::unique_ptr<Work> work = std::move(prepared.work_);
   std::vector<Batcher::WorkPtr> dropped;
   const absl::Time now = absl::Now();

@@ -40,6 +40,11 @@ class PreparedCall {
     const std::span<std::byte> bytes = input(piece);
     return {reinterpret_cast<int32_t*>(bytes.data()), bytes.size() / sizeof(int32_t)};
   }
+  // [h]; empty without a learnable sink.
+  std::span<const float> softmax_offset() const {
+    const std::span<std::byte> bytes = input(Piece::kSoftmaxOffset);
+    return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
+  }
   // How long writing the inputs took, for the report.
   void set_copy_in(absl::Duration duration) { work_->copy_in = duration; }
 
@@ -80,7 +85,7 @@ class Engine {
   void Prepare(CheckedCall call, RequestContext context, PrepareDone done);
 
   // Queues the request. `done` runs exactly once: here if it is refused (page tables that leave the
-  // pool, full queue, draining), else on a worker.
+  // pool, sinks of NaN or +inf, full queue, draining), else on a worker.
   void Submit(PreparedCall prepared, CallDone done);
 
   // Refuses new work, and waits until what was accepted has run or `deadline` has passed; then the

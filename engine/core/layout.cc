@@ -344,4 +344,15 @@ absl::Status CheckPageTable(const AttentionProblem& problem, std::span<const int
   return absl::OkStatus();
 }
 
+absl::Status CheckSoftmaxOffset(std::span<const float> softmax_offset) {
+  for (size_t head = 0; head < softmax_offset.size(); ++head) {
+    const float value = softmax_offset[head];
+    if (value < std::numeric_limits<float>::infinity()) continue;
+    return InvalidField(
+        reason::kInvalidField, "softmax_offset",
+        absl::StrCat("is ", value, " for head ", head, "; it must be finite, or -inf for no sink"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace attnd

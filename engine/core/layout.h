@@ -42,6 +42,10 @@ absl::StatusOr<AttentionProblem> Resolve(const AttentionSpec& spec, const Sequen
 absl::Status CheckPageTable(const AttentionProblem& problem, std::span<const int32_t> page_table,
                             int64_t num_pages, std::string_view field);
 
+// Checks the values of a learnable sink: softmax_offset [h], natural logarithm; empty where there
+// is none. INVALID_ARGUMENT for NaN and +inf; -inf is no sink.
+absl::Status CheckSoftmaxOffset(std::span<const float> softmax_offset);
+
 // The buffers that `layout` names with the meaning of their axes, e.g. "qkv [b, s, 3, h, d]"; for
 // messages and for GetCapabilities' readers.
 std::string_view LayoutShapes(Layout layout);

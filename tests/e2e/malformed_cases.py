@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import grpc
-from sample_requests import page_table, sample, zeros
+from sample_requests import floats, page_table, sample, zeros
 
 from attnd.v1 import attention_pb2, types_pb2
 
@@ -436,6 +436,16 @@ FEATURES = [
         DENSE,
         {"spec.softmax_kind": LEARNABLE, "softmax_offset": zeros(4, dtype=HALF)},
         "softmax_offset.dtype",
+    ),
+    *(
+        Case(
+            f"a sink of {value}",
+            DENSE,
+            {"spec.softmax_kind": LEARNABLE, "softmax_offset": floats(0, -INF, value, 1)},
+            "softmax_offset",
+            in_plan=False,
+        )
+        for value in (INF, NAN)
     ),
     Case("FP8 scales of FLOAT32", DENSE, {"spec.fp8": types_pb2.Fp8Scales()}, "spec.fp8"),
     *(

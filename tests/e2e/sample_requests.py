@@ -41,6 +41,14 @@ def zeros(*shape: int, dtype: int = types_pb2.DATA_TYPE_FLOAT32) -> types_pb2.Te
     return types_pb2.Tensor(dtype=dtype, shape=shape, data=data)
 
 
+def floats(*values: float) -> types_pb2.Tensor:
+    """A FLOAT32 vector."""
+    array = np.asarray(values, dtype="<f4")
+    return types_pb2.Tensor(
+        dtype=types_pb2.DATA_TYPE_FLOAT32, shape=array.shape, data=array.tobytes()
+    )
+
+
 def page_table(entries: NDArray | tuple = PAGE_TABLE) -> types_pb2.Tensor:
     array = np.asarray(entries, dtype="<i4")
     return types_pb2.Tensor(

@@ -160,6 +160,18 @@ TEST(EngineLeases, AreNoLongerThanTheServerAllows) {
   }
 }
 
+TEST_F(EngineBackwardTest, ASinkThatIsNoNumberIsRefused) {
+  for (float bad : kNoSinks) {
+    absl::StatusOr<PreparedCall> prepared =
+        TryPrepare(*engine_, BackwardOf(WithSinks(33), result_));
+    ASSERT_TRUE(prepared.ok()) << prepared.status();
+    SetSinks(*prepared, {bad, 0.5f});
+    const absl::Status status = RunPrepared(*engine_, *std::move(prepared)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(ErrorField(status), "softmax_offset");
+  }
+}
+
 TEST_F(EngineBackwardTest, TensorsThatForwardDidNotReturnAreNamed) {
   const CallDescription good = BackwardOf(forward_, result_);
   const struct {

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstring>
 #include <future>
+#include <limits>
 #include <memory>
 #include <random>
 #include <utility>
@@ -36,6 +39,24 @@ inline CallDescription Paged() {
   d.sequences.page_table_k = TensorDesc{DType::kInt32, {1, 2}};
   d.sequences.page_table_v = TensorDesc{DType::kInt32, {1, 2}};
   return d;
+}
+
+// Bs3hd with a learnable sink for each of the 2 heads.
+inline CallDescription WithSinks(int64_t s) {
+  CallDescription d = Bs3hd(s);
+  d.spec.softmax_kind = SoftmaxKind::kLearnable;
+  d.inputs.softmax_offset = TensorDesc{DType::kFloat32, {2}};
+  return d;
+}
+
+// What no sink may be.
+inline constexpr float kNoSinks[] = {std::numeric_limits<float>::infinity(),
+                                     std::numeric_limits<float>::quiet_NaN()};
+
+inline void SetSinks(PreparedCall& prepared, const std::array<float, 2>& sinks) {
+  const auto bytes = prepared.input(Piece::kSoftmaxOffset);
+  ASSERT_EQ(bytes.size(), sizeof(sinks));
+  std::memcpy(bytes.data(), sinks.data(), sizeof(sinks));
 }
 
 inline std::unique_ptr<Engine> MakeCpuEngine() {

@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <future>
+#include <limits>
 
 #include "absl/time/clock.h"
 #include "engine/core/status.h"
@@ -74,6 +76,30 @@ TEST_F(EngineTest, APageOutsideThePoolIsRefusedBeforeAnythingRuns) {
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
       EXPECT_EQ(ErrorField(status), in_v ? "sequences.page_table_v" : "sequences.page_table_k");
     }
+  }
+}
+
+TEST_F(EngineTest, ASinkThatIsNoNumberIsRefusedBeforeAnythingRuns) {
+  for (float bad : kNoSinks) {
+    PreparedCall prepared = Prepare(WithSinks(4));
+    SetSinks(prepared, {0.5f, bad});
+    const absl::Status status = Run(std::move(prepared)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(ErrorField(status), "softmax_offset");
+  }
+  const EngineStats stats = engine_->Stats();
+  EXPECT_EQ(stats.succeeded + stats.failed, 0);
+}
+
+TEST_F(EngineTest, ASinkOfMinusInfinityIsNone) {
+  PreparedCall prepared = Prepare(WithSinks(4));
+  const float none = -std::numeric_limits<float>::infinity();
+  SetSinks(prepared, {none, none});
+  const auto got = Run(std::move(prepared));
+  const auto want = Run(Prepare(Bs3hd(4)));
+  ASSERT_TRUE(got.ok() && want.ok()) << got.status() << want.status();
+  for (Piece piece : {Piece::kOut, Piece::kLse}) {
+    EXPECT_TRUE(std::ranges::equal(got->bytes(piece), want->bytes(piece)));
   }
 }
 

@@ -4,7 +4,10 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "engine/core/status.h"
 #include "tests/engine/core/requests.h"
 
@@ -346,6 +349,27 @@ TEST(Layout, FeaturesOfLaterIssuesResolve) {
     r.Input(buffer)->dtype = DType::kFloat8E4M3;
   }
   EXPECT_TRUE(r.Resolve().ok()) << r.Resolve().status();
+}
+
+TEST(SoftmaxOffset, IsFiniteOrMinusInfinity) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  constexpr float kMax = std::numeric_limits<float>::max();
+  constexpr float kQuietNan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(CheckSoftmaxOffset({}).ok());
+  EXPECT_TRUE(CheckSoftmaxOffset(std::vector<float>{-kInf, -kMax, 0, kMax}).ok());
+  for (const auto& [value, text] : {std::pair(kInf, "inf"), std::pair(kQuietNan, "nan")}) {
+    for (size_t head = 0; head < 4; ++head) {
+      std::vector<float> offsets{0, -kInf, kMax, 1};
+      offsets[head] = value;
+      const absl::Status status = CheckSoftmaxOffset(offsets);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(ErrorField(status), "softmax_offset");
+      EXPECT_EQ(ErrorReason(status), reason::kInvalidField);
+      const std::string sentence =
+          absl::StrCat("softmax_offset is ", text, " for head ", head, ";");
+      EXPECT_TRUE(absl::StartsWith(status.message(), sentence)) << status;
+    }
+  }
 }
 
 }  // namespace

@@ -107,7 +107,7 @@ class AttentionArguments(TypedDict, total=False):
       -inf, so not beside bias or a bias_kind, and not with float8 buffers.
     alibi: (first head, heads in total) of a shard of a model's heads, with "alibi" only.
     softmax_kind: "off_by_one" (denominator 1 + sum exp) or "learnable" (exp(offset) + sum exp).
-    softmax_offset: float32 [h], with "learnable" only.
+    softmax_offset: float32 [h], finite or -inf (no sink), with "learnable" only.
     dropout: Dropout(probability, seed, offset).
     fp8: scales of float8 tensors, {"descale_q": 0.01, "scale_o": 100.0, ...}, by the names that
       Fp8Scales has; what is left out is 1.
