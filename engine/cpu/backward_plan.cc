@@ -23,6 +23,13 @@ int64_t BiasAxis(const AttentionProblem& problem, size_t axis) { return problem.
 
 bool BiasHasRows(const AttentionProblem& problem) { return problem.bias_strides.seq != 0; }
 
+RowStatistics* CarveRows(Carver& carver, const AttentionProblem& problem) {
+  constexpr int64_t kIntegers = sizeof(RowStatistics) / sizeof(int64_t);
+  static_assert(sizeof(RowStatistics) == kIntegers * sizeof(int64_t));
+  const int64_t rows = *NumElements(problem.lse_desc.shape);
+  return reinterpret_cast<RowStatistics*>(carver.Integers(kIntegers * rows));
+}
+
 GradientScratch CarveScratch(Carver& carver, const AttentionProblem& problem, int64_t rows,
                              int64_t block_keys) {
   const int64_t panel_rows = RoundUp(std::max<int64_t>(rows, 1), kPanelRows);
@@ -33,9 +40,11 @@ GradientScratch CarveScratch(Carver& carver, const AttentionProblem& problem, in
   scratch.q_panels = carver.Floats(panel_rows * d_qk);
   scratch.d_out_panels = carver.Floats(panel_rows * d_v);
   scratch.dq = carver.Floats(panel_rows * d_qk);
-  scratch.lse = carver.Floats(panel_rows);
-  scratch.d = carver.Floats(panel_rows);
-  scratch.sum = carver.Floats(panel_rows);
+  for (float** numbers : {&scratch.shift, &scratch.inverse_sum, &scratch.d, &scratch.sum,
+                          &scratch.m, &scratch.l, &scratch.weighted}) {
+    *numbers = carver.Floats(panel_rows);
+  }
+  scratch.is_exact = reinterpret_cast<bool*>(carver.Integers(panel_rows));
   scratch.visible = reinterpret_cast<KeyRange*>(carver.Integers(2 * panel_rows));
   scratch.q_rows = carver.Floats(kPanelRows * d_qk);
   scratch.d_out_rows = carver.Floats(kPanelRows * d_v);
@@ -75,7 +84,7 @@ BackwardPlanner::BackwardPlanner(const AttentionProblem& problem, int threads)
 
   Carver all(nullptr);
   for (int table = 0; table < 2; ++table) all.Integers(problem.batch + 1);
-  all.Floats(*NumElements(problem.lse_desc.shape));
+  CarveRows(all, problem);
   for (int thread = 0; thread < threads; ++thread) all.Floats(scratch_floats_);
   workspace_bytes_ = all.used() * static_cast<int64_t>(sizeof(float));
 }
@@ -84,7 +93,7 @@ void BackwardPlanner::Bind(std::span<std::byte> workspace) {
   Carver carver(reinterpret_cast<float*>(workspace.data()));
   first_key_block_ = carver.Integers(problem_.batch + 1);
   first_query_tile_ = carver.Integers(problem_.batch + 1);
-  d_ = carver.Floats(*NumElements(problem_.lse_desc.shape));
+  rows_ = CarveRows(carver, problem_);
   scratch_ = carver.Floats(threads_ * scratch_floats_);
 
   int64_t q_rows = 0, kv_rows = 0;

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "engine/core/attention_problem.h"
@@ -16,25 +17,39 @@
 
 namespace attnd {
 
+// What backward starts from in a row: P = exp(logit - shift) / sum, dP less d.
+struct RowStatistics {
+  double shift = -std::numeric_limits<double>::infinity();  // So: the row has no gradients.
+  float inverse_sum = 1;
+  float d = 0;  // rowsum(dO * O)
+  bool is_exact =
+      false;  // Float32 does not hold the row's logits: its cells are computed in double.
+};
+
 // One thread's scratch. `panels` is NumPanels of BackwardPlanner::max_tile_rows(), `keys` is
 // max_block_keys() + kProductStep, and dimensions are rounded up to kLaneGroup.
 struct GradientScratch {
   float* q_panels = nullptr;      // [panels, d_qk, kPanelRows]
   float* d_out_panels = nullptr;  // [panels, d_v, kPanelRows]
   float* dq = nullptr;            // [panels, kPanelRows, d_qk]
-  float* lse = nullptr;           // [panels, kPanelRows]
-  float* d = nullptr;             // [panels, kPanelRows]
-  float* sum = nullptr;           // [panels, kPanelRows]
-  KeyRange* visible = nullptr;    // [panels, kPanelRows]
-  float* q_rows = nullptr;        // [kPanelRows, d_qk], of the panel read last
-  float* d_out_rows = nullptr;    // [kPanelRows, d_v]
-  float* k = nullptr;             // [keys, d_qk]
-  float* v = nullptr;             // [keys, d_v]
-  float* dk = nullptr;            // [keys, d_qk]
-  float* dv = nullptr;            // [keys, d_v]
-  float* logits = nullptr;        // [kTileKeys, kPanelRows]
-  float* d_logits = nullptr;      // [kTileKeys, kPanelRows]
-  float* d_bias = nullptr;        // [panels, kTileKeys, kPanelRows]; null without a dense bias
+  float* shift = nullptr;         // [panels, kPanelRows], as the three below: RowStatistics
+  float* inverse_sum = nullptr;
+  float* d = nullptr;
+  bool* is_exact = nullptr;
+  float* sum = nullptr;  // [panels, kPanelRows]
+  float* m = nullptr;    // [panels, kPanelRows], as the two below: AddSoftmaxStatistics
+  float* l = nullptr;
+  float* weighted = nullptr;
+  KeyRange* visible = nullptr;  // [panels, kPanelRows]
+  float* q_rows = nullptr;      // [kPanelRows, d_qk], of the panel read last
+  float* d_out_rows = nullptr;  // [kPanelRows, d_v]
+  float* k = nullptr;           // [keys, d_qk]
+  float* v = nullptr;           // [keys, d_v]
+  float* dk = nullptr;          // [keys, d_qk]
+  float* dv = nullptr;          // [keys, d_v]
+  float* logits = nullptr;      // [kTileKeys, kPanelRows]
+  float* d_logits = nullptr;    // [kTileKeys, kPanelRows]
+  float* d_bias = nullptr;      // [panels, kTileKeys, kPanelRows]; null without a dense bias
   TermScratch terms;
 };
 
@@ -80,8 +95,8 @@ class BackwardPlanner {
   int64_t num_bias_blocks() const;
   BiasBlock BiasBlockAt(int64_t task) const;
 
-  // rowsum(dO * O) of each row, where its LSE is in the lse buffer.
-  float* d() const { return d_; }
+  // Of each row, where its LSE is in the lse buffer.
+  RowStatistics* rows() const { return rows_; }
   GradientScratch ScratchOf(int thread) const;
 
  private:
@@ -104,7 +119,7 @@ class BackwardPlanner {
   // In the workspace: numbers of each sequence's first task, and of all at the end.
   int64_t* first_key_block_ = nullptr;
   int64_t* first_query_tile_ = nullptr;
-  float* d_ = nullptr;
+  RowStatistics* rows_ = nullptr;
   float* scratch_ = nullptr;
 };
 

@@ -11,7 +11,7 @@ struct GradientBlock {
   int64_t keys = 0;
   float* logits = nullptr;       // q . k going in; P times keep coming out.
   float* d_logits = nullptr;     // dO . v going in; the gradient of the logits coming out.
-  const float* terms = nullptr;  // Null: none.
+  const float* terms = nullptr;  // Null: none. A cell of -inf is not visible.
   bool terms_before_scale = false;
   const float* keep = nullptr;  // What dropout multiplies P with; null: nothing is dropped.
   float scale = 1;
@@ -21,14 +21,25 @@ struct GradientBlock {
   // Rows that each lane sees are those from `first` on before `last`.
   const float* first = nullptr;
   const float* last = nullptr;
-  const float* lse = nullptr;
+  // SoftmaxGradient:
+  const float* shift = nullptr;
+  const float* inverse_sum = nullptr;
   const float* d = nullptr;
   float* sum = nullptr;
+  // AddSoftmaxStatistics:
+  float* m = nullptr;
+  float* l = nullptr;
+  float* weighted = nullptr;
 };
 
-// P = exp(logit - lse) where visible, else 0; d_logit = P * (keep * dP - d), times the slope of the
-// cap; sum += P. What is not visible, or dropped, does not count whatever it holds.
+// P = exp(logit - shift) * inverse_sum where visible, else 0; d_logit = P * (keep * dP - d), times
+// the slope of the cap; sum += P. What is not visible, or dropped, does not count whatever it
+// holds.
 void SoftmaxGradient(const GradientBlock& block);
+
+// Adds the block to each lane's maximum m of visible logits (-inf at first), l = sum of
+// exp(logit - m) and weighted = sum of exp(logit - m) * keep * dP (both 0 at first). Writes logits.
+void AddSoftmaxStatistics(const GradientBlock& block);
 
 // to += from
 void AddFloats(const float* from, int64_t n, float* to);

@@ -4,41 +4,17 @@
 #include <cmath>
 #include <limits>
 
-#include "engine/core/status.h"
 #include "engine/cpu/amax.h"
 #include "engine/cpu/gradient_kernels.h"
 #include "engine/cpu/panel_product.h"
-#include "engine/cpu/reference_row.h"
 #include "engine/cpu/row_kernels.h"
+#include "engine/cpu/row_statistics.h"
 
 namespace attnd {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kTileRows = 128;  // Of a pass over all rows.
-
-absl::Status CheckNotCancelled(const BackwardContext& context) {
-  const CancellationToken* cancellation = context.buffers.cancellation;
-  if (cancellation == nullptr || !cancellation->IsCancelled()) return absl::OkStatus();
-  return absl::CancelledError("cancelled while it was computed");
-}
-
-// For a row whose LSE float32 makes doubtful: the same in double, so that no rounding is taken for
-// an error of the caller's.
-absl::Status CheckLse(const BackwardContext& context, const SequenceHead& at, int64_t row) {
-  const AttentionProblem& p = context.problem;
-  ReferenceRow reference(p, {.buffers = context.buffers.inputs,
-                             .bias = context.buffers.bias,
-                             .softmax_offset = context.buffers.softmax_offset});
-  reference.Compute(at.sequence, at.head, row);
-  const double own = reference.lse();
-  const double given = context.buffers.lse[LseElement(p, at, row)];
-  if (std::isnan(own) || own == given) return absl::OkStatus();
-  if (std::abs(own - given) <= 1e-2 + 1e-5 * std::abs(own)) return absl::OkStatus();
-  return InvalidField(reason::kInvalidField, "lse",
-                      "does not belong to these inputs: Q, K and the spec give another "
-                      "logarithm of the softmax's denominator");
-}
 
 // The gradient of Q, K or V: `factor` times what was summed, and stored times `scale`.
 struct Gradient {
@@ -112,11 +88,11 @@ absl::Status StoreQueryGradients(const BackwardContext& context, const Tile& til
   const Gradient gradient = QueryGradient(context);
   for (int64_t r = 0; r < tile.rows(); ++r) {
     const SequenceHead at = {tile.sequence, tile.HeadOf(r)};
-    if (!IsEmpty(s.visible[r])) {
+    if (!IsEmpty(s.visible[r]) && !s.is_exact[r]) {
       const float sink = SinkOf(p, context.buffers.softmax_offset, at.head);
-      const float sum = s.sum[r] + std::exp(sink - s.lse[r]);
+      const float sum = s.sum[r] + std::exp(sink - s.shift[r]) * s.inverse_sum[r];
       // A sum that is NaN beside an LSE that is not has it from the inputs.
-      if (std::abs(sum - 1) > 1e-2f || std::isnan(s.lse[r])) {
+      if (std::abs(sum - 1) > 1e-2f || std::isnan(s.shift[r])) {
         ATTND_RETURN_IF_ERROR(CheckNotCancelled(context));
         ATTND_RETURN_IF_ERROR(CheckLse(context, at, tile.QueryOf(r)));
       }
@@ -128,34 +104,6 @@ absl::Status StoreQueryGradients(const BackwardContext& context, const Tile& til
 }
 
 }  // namespace
-
-absl::Status ComputeRowSums(const BackwardContext& context, const RowBlock& rows,
-                            const GradientScratch& scratch) {
-  const AttentionProblem& p = context.problem;
-  const SequenceExtent& extent = p.sequences[static_cast<size_t>(rows.sequence)];
-  const int64_t last_row = std::min(extent.q_len, rows.first_row + rows.num_rows);
-  for (int64_t n = 0; n < p.num_heads; ++n) {
-    const SequenceHead at = {rows.sequence, n};
-    const HeadRows out = OutRows(context, at);
-    const HeadRows d_out = OutGradientRows(context, at);
-    for (int64_t row = rows.first_row; row < last_row; ++row) {
-      const int64_t element = LseElement(p, at, row);
-      const KeyRange keys = p.mask.VisibleKeys(row, extent.q_len, extent.kv_len);
-      context.d[element] = 0;
-      if (IsEmpty(keys)) continue;
-      if (context.buffers.lse[element] == -kInfinity) {
-        const bool is_hidden_by_bias =
-            p.bias && IsRowOf(BiasRows(p, context.buffers.bias, at, keys), row, -kInfinity);
-        if (!is_hidden_by_bias) ATTND_RETURN_IF_ERROR(CheckLse(context, at, row));
-        continue;
-      }
-      GatherRows(out, row, 1, scratch.q_rows, p.head_dim_v);
-      GatherRows(d_out, row, 1, scratch.d_out_rows, p.head_dim_v);
-      context.d[element] = Dot(scratch.q_rows, scratch.d_out_rows, p.head_dim_v);
-    }
-  }
-  return absl::OkStatus();
-}
 
 absl::Status ComputeKeyGradients(const BackwardContext& context, const KeyBlock& block,
                                  const GradientScratch& s) {
@@ -246,6 +194,7 @@ absl::Status AddBiasOfHead(const BackwardContext& context, const BiasBlock& bloc
       if (IsEmpty(Intersect(panel.seen_by_any, keys))) continue;
       gradient.ReadPanel(panel);
       const KeyRange computed = gradient.ComputeBlock(panel, keys, through_cap);
+      if (IsEmpty(computed)) continue;
       const int64_t start = (has_rows ? number * kTileKeys : 0) + computed.first - keys.first;
       AddFloats(s.d_logits, (computed.last - computed.first) * kPanelRows,
                 s.d_bias + start * kPanelRows);
@@ -308,9 +257,11 @@ void ComputeSinkGradient(const BackwardContext& context, int64_t n) {
     for (int64_t row = 0; row < extent.q_len; ++row) {
       const int64_t element = LseElement(p, {i, n}, row);
       const KeyRange keys = p.mask.VisibleKeys(row, extent.q_len, extent.kv_len);
-      const float lse = context.buffers.lse[element];
-      if (IsEmpty(keys) || lse == -kInfinity) continue;
-      sum -= std::exp(sink - static_cast<double>(lse)) * static_cast<double>(context.d[element]);
+      const RowStatistics& statistics = context.rows[element];
+      if (IsEmpty(keys) || statistics.shift == -kInfinity) continue;
+      const double weight =
+          std::exp(sink - statistics.shift) * static_cast<double>(statistics.inverse_sum);
+      sum -= weight * static_cast<double>(statistics.d);
     }
   }
   context.buffers.d_softmax_offset[n] = static_cast<float>(sum);

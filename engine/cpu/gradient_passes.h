@@ -9,17 +9,7 @@
 
 namespace attnd {
 
-// Rows first_row .. first_row + num_rows - 1 of a sequence, those of them that there are: writes
-// context.d for all heads. INVALID_ARGUMENT where an LSE of -inf is not theirs.
-struct RowBlock {
-  int64_t sequence = 0;
-  int64_t first_row = 0;
-  int64_t num_rows = 0;
-};
-absl::Status ComputeRowSums(const BackwardContext& context, const RowBlock& rows,
-                            const GradientScratch& scratch);
-
-// The tasks below read context.d. They are CANCELLED where the call was cancelled.
+// All read context.rows (row_statistics.h), are CANCELLED where the call was cancelled.
 
 // dK and dV of the block.
 absl::Status ComputeKeyGradients(const BackwardContext& context, const KeyBlock& block,

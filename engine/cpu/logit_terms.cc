@@ -1,6 +1,7 @@
 #include "engine/cpu/logit_terms.h"
 
 #include <algorithm>
+#include <limits>
 
 // foreach_target.h comes first, and includes this file once per target.
 // clang-format off
@@ -30,23 +31,33 @@ HWY_INLINE void ForVectors(int64_t keys, int64_t lanes, const Fn& fn) {
   }
 }
 
+HWY_INLINE Vec Hidden(Vec term, Vec logit) {
+  const Vec lowest = hn::Set(Tag(), -std::numeric_limits<float>::infinity());
+  return hn::IfThenElse(hn::Eq(term, lowest), lowest, logit);
+}
+
 void AddTerms(const LogitTerms& t) {
   const Tag d;
-  const Vec scale = hn::Set(d, t.before_scale ? 1.0f : t.scale);
-  if (t.before_scale || t.softcap == 0) {
+  const bool before = t.before_scale;
+  if (t.softcap == 0) {
+    const Vec scale = hn::Set(d, t.scale);
     ForVectors(t.keys, kLaneGroup, [&](int64_t at) HWY_ATTR {
-      const Vec x = hn::LoadU(d, t.logits + at);
-      hn::StoreU(hn::MulAdd(x, scale, hn::LoadU(d, t.terms + at)), d, t.logits + at);
+      const Vec x = hn::LoadU(d, t.logits + at), term = hn::LoadU(d, t.terms + at);
+      const Vec sum = before ? hn::Mul(hn::Add(x, term), scale) : hn::MulAdd(x, scale, term);
+      hn::StoreU(Hidden(term, sum), d, t.logits + at);
     });
     return;
   }
   const Vec to_cap = hn::Set(d, t.scale / t.softcap);
   const Vec cap = hn::Set(d, t.softcap);
   ForVectors(t.keys, kLaneGroup, [&](int64_t at) HWY_ATTR {
-    const Vec x = hn::Mul(hn::LoadU(d, t.logits + at), to_cap);
+    const Vec term = hn::LoadU(d, t.terms + at);
+    const Vec product = hn::LoadU(d, t.logits + at);
+    const Vec x = hn::Mul(before ? hn::Add(product, term) : product, to_cap);
     // Highway's tanh does not keep NaN.
     const Vec tanh = hn::IfThenElse(hn::IsNaN(x), x, hn::Tanh(d, x));
-    hn::StoreU(hn::MulAdd(cap, tanh, hn::LoadU(d, t.terms + at)), d, t.logits + at);
+    const Vec sum = before ? hn::Mul(cap, tanh) : hn::MulAdd(cap, tanh, term);
+    hn::StoreU(Hidden(term, sum), d, t.logits + at);
   });
 }
 

@@ -15,11 +15,12 @@ struct LogitTerms {
   const float* terms = nullptr;
   float* logits = nullptr;
   bool before_scale = false;
-  float scale = 1;    // Where the terms come after it:
+  float scale = 1;
   float softcap = 0;  // 0: none.
 };
 
-// logits += terms where they come before the scale, else logits = cap(scale * logits) + terms.
+// logits = cap(scale * (logits + terms)), or cap(scale * logits) + terms. A term of -inf hides its
+// cell: the logit is -inf, whatever it was.
 void AddTerms(const LogitTerms& terms);
 
 // logits[j, lane] *= factors[j, lane] over one group of lanes.

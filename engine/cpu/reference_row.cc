@@ -15,7 +15,11 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 void ReferenceRow::Compute(int64_t i, int64_t n, int64_t row) {
   const SequenceExtent& extent = p_.sequences[static_cast<size_t>(i)];
-  const KeyRange keys = p_.mask.VisibleKeys(row, extent.q_len, extent.kv_len);
+  ComputeLogits(i, n, row, p_.mask.VisibleKeys(row, extent.q_len, extent.kv_len));
+  Normalize(n);
+}
+
+void ReferenceRow::ComputeLogits(int64_t i, int64_t n, int64_t row, const KeyRange& keys) {
   cells_.clear();
   if (keys.first < keys.last) {
     const int64_t start = QueryElement(p_.q, i, n, row);
@@ -24,14 +28,22 @@ void ReferenceRow::Compute(int64_t i, int64_t n, int64_t row) {
     }
   }
   for (int64_t j = keys.first; j < keys.last; ++j) {
+    if (IsHidden(i, n, row, j)) continue;
     ComputeLogit(i, n, row, cells_.emplace_back(ReferenceCell{.j = j}));
   }
-  Normalize(n);
   if (p_.dropout.probability == 0) return;
   const DropoutMask mask(p_.dropout, i, n);
   for (ReferenceCell& cell : cells_) {
     cell.keep_factor = mask.Keeps(row, cell.j) ? KeepScale(p_.dropout) : 0;
   }
+}
+
+double ReferenceRow::BiasOf(int64_t i, int64_t n, int64_t row, int64_t j) const {
+  return p_.bias ? LoadElement(p_.dtype, in_.bias, BiasElement(i, n, row, j)) : 0;
+}
+
+bool ReferenceRow::IsHidden(int64_t i, int64_t n, int64_t row, int64_t j) const {
+  return BiasOf(i, n, row, j) == -kInfinity;
 }
 
 void ReferenceRow::ComputeLogit(int64_t i, int64_t n, int64_t row, ReferenceCell& cell) const {
@@ -40,15 +52,15 @@ void ReferenceRow::ComputeLogit(int64_t i, int64_t n, int64_t row, ReferenceCell
   for (int64_t c = 0; c < p_.head_dim_qk; ++c) {
     x += q_[static_cast<size_t>(c)] * LoadK(k + c * p_.k.strides.dim);
   }
-  const auto bias = [&] { return LoadElement(p_.dtype, in_.bias, BiasElement(i, n, row, cell.j)); };
-  if (p_.bias_kind == BiasKind::kPreScale) x += bias();
+  const double bias = BiasOf(i, n, row, cell.j);
+  if (p_.bias_kind == BiasKind::kPreScale) x += bias;
   x *= p_.scale;
   if (p_.logit_softcap) {
     const double t = std::tanh(x / *p_.logit_softcap);
     x = *p_.logit_softcap * t;
     cell.cap_slope = 1 - t * t;
   }
-  if (p_.bias_kind == BiasKind::kPostScale) x += bias();
+  if (p_.bias_kind == BiasKind::kPostScale) x += bias;
   if (p_.bias_kind == BiasKind::kAlibi) {
     const SequenceExtent& extent = p_.sequences[static_cast<size_t>(i)];
     const int64_t diagonal = row + (p_.mask.bottom_right ? extent.kv_len - extent.q_len : 0);
@@ -78,6 +90,8 @@ void ReferenceRow::Normalize(int64_t n) {
   }
   for (ReferenceCell& cell : cells_) cell.weight /= l;
   sink_weight_ /= l;
+  maximum_ = m;
+  sum_ = l;
   lse_ = m + std::log(l);
 }
 

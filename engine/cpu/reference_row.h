@@ -37,11 +37,19 @@ class ReferenceRow {
   // Query row `row` of head n of sequence i.
   void Compute(int64_t i, int64_t n, int64_t row);
 
-  // One for each visible key; none where all logits are -inf as well.
+  // The same without the softmax, for some of the row's keys: cells() have no weight.
+  void ComputeLogits(int64_t i, int64_t n, int64_t row, const KeyRange& keys);
+
+  // One for each key that neither the mask nor a bias of -inf hides; none where all logits are -inf
+  // as well.
   const std::vector<ReferenceCell>& cells() const { return cells_; }
   const std::vector<double>& q() const { return q_; }  // Undefined without cells.
   // Natural logarithm of the softmax's denominator: of the sink alone without cells, or -inf.
   double lse() const { return lse_; }
+  // The largest logit, the sink's among them, and the sum of exp(logit - maximum): at large logits
+  // the LSE loses the latter. Undefined without cells.
+  double maximum() const { return maximum_; }
+  double sum() const { return sum_; }
   // What the sink takes of the softmax, where there is one.
   double sink_weight() const { return sink_weight_; }
 
@@ -62,6 +70,8 @@ class ReferenceRow {
     const std::byte* base = in_.buffers[static_cast<size_t>(view.buffer)] + view.byte_offset;
     return LoadElement(p_.dtype, base, element);
   }
+  double BiasOf(int64_t i, int64_t n, int64_t row, int64_t j) const;  // 0: none.
+  bool IsHidden(int64_t i, int64_t n, int64_t row, int64_t j) const;
   void ComputeLogit(int64_t i, int64_t n, int64_t row, ReferenceCell& cell) const;
   void Normalize(int64_t n);
   double Sink(int64_t n) const;
@@ -73,6 +83,8 @@ class ReferenceRow {
   std::vector<double> q_;
   std::vector<ReferenceCell> cells_;
   double lse_ = 0;
+  double maximum_ = 0;
+  double sum_ = 0;
   double sink_weight_ = 0;
 };
 

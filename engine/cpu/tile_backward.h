@@ -2,12 +2,15 @@
 // query rows (panel_product.h) and a block of keys, from what forward returned.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "engine/backend/attention_plan.h"
 #include "engine/core/attention_problem.h"
 #include "engine/cpu/backward_plan.h"
+#include "engine/cpu/gradient_kernels.h"
 #include "engine/cpu/head_rows.h"
+#include "engine/cpu/reference_row.h"
 #include "engine/cpu/tile_terms.h"
 
 namespace attnd {
@@ -16,8 +19,8 @@ namespace attnd {
 struct BackwardContext {
   const AttentionProblem& problem;
   const BackwardBuffers& buffers;
-  ForwardBuffers inputs;  // Of the same call: what forward reads, without its outputs.
-  float* d = nullptr;     // rowsum(dO * O), where LSE has the row; 0 in rows without gradients.
+  ForwardBuffers inputs;          // Of the same call: what forward reads, without its outputs.
+  RowStatistics* rows = nullptr;  // Where LSE has the row.
 };
 
 // Where row `row` of head n of sequence i has its LSE, in elements of the lse buffer.
@@ -35,8 +38,8 @@ struct GradientPanel {
   KeyRange seen_by_all;  // By all rows that have gradients.
 };
 
-// Rows of a tile against keys of its KV head. Rows that see no key, or whose LSE is -inf, have no
-// gradients, and nothing that belongs to them is read.
+// Rows of a tile against keys of its KV head. Rows that see no key, or whose statistics say so,
+// have no gradients, and nothing that belongs to them is read.
 class GradientTile {
  public:
   GradientTile(const BackwardContext& context, const Tile& tile, const GradientScratch& scratch);
@@ -52,9 +55,14 @@ class GradientTile {
 
   // Computes scratch.logits and d_logits for the keys among `keys` that rows of the panel see, and
   // returns these: `keys` begin a multiple of kTileKeys after the keys read, are as many at most,
-  // and what is returned is rounded outward to multiples of kProductStep after their first. What no
-  // row sees is 0. With through_cap, the gradient is that of q . k over scale.
+  // and what is returned is rounded outward to multiples of kProductStep after their first, or
+  // empty where no row sees any. What no row sees is 0. With through_cap, the gradient is that of q
+  // . k over scale.
   KeyRange ComputeBlock(const GradientPanel& panel, const KeyRange& keys, bool through_cap);
+
+  // Adds the keys among `keys` to scratch.m, l and weighted of the panel's rows; m becomes NaN
+  // where a product of numbers passes float32.
+  void AddToStatistics(const GradientPanel& panel, const KeyRange& keys);
 
   // Add what a block gives (for the keys that ComputeBlock returned) to scratch.dq, or to
   // scratch.dk and dv, of which row 0 is the first key read; both without `scale`.
@@ -62,7 +70,21 @@ class GradientTile {
   void AddToKeyGradients(const GradientPanel& panel, const KeyRange& block);
 
  private:
+  // Some keys, and what the kernels are told of them.
+  struct Block {
+    KeyRange keys;
+    std::array<float, kPanelRows> first, last;
+    GradientBlock numbers;
+  };
+  // False: no row sees any.
+  bool StartBlock(const GradientPanel& panel, const KeyRange& keys, Block& block);
   void Multiply(const GradientPanel& panel, const KeyRange& block) const;
+  // Whether q . k of a lane may have passed float32 although Q and K are numbers.
+  bool MayOverflow() const;
+  bool HasOverflow(const GradientPanel& panel, const KeyRange& block, int64_t lane) const;
+  // What SoftmaxGradient does, in double, for one lane.
+  void ComputeLane(const GradientPanel& panel, const KeyRange& block, int64_t lane,
+                   bool through_cap);
   void AddPairsToQueryGradient(const GradientPanel& panel, const KeyRange& block) const;
   void AddPairsToKeyGradients(const GradientPanel& panel, const KeyRange& block) const;
   bool IsMasked(const GradientPanel& panel, const KeyRange& block) const;
@@ -84,6 +106,10 @@ class GradientTile {
   KeyRange keys_;             // Read.
   bool k_is_finite_ = true;
   bool rows_are_finite_ = true;  // Q and dO of the panel read last.
+  bool q_is_finite_ = true;      // Of all panels read.
+  // Of finite elements: of all panels read, and of the keys.
+  float largest_q_ = 0, largest_k_ = 0;
+  ReferenceRow in_double_;
 };
 
 }  // namespace attnd

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
 
 #include "engine/cpu/amax.h"
+#include "engine/cpu/finite_reads.h"
 #include "engine/cpu/head_rows.h"
 #include "engine/cpu/reference_attention.h"
 #include "engine/cpu/row_kernels.h"
@@ -42,20 +42,13 @@ void RepairRows(const TileContext& context, const Tile& tile, const RowState& st
       AllFinite(state.acc, state.count * state.acc_stride)) {
     return;
   }
-  const AttentionProblem& p = context.problem;
-  const ForwardBuffers& b = context.buffers;
-  std::optional<bool> keys_are_finite;
+  FiniteReads finite(context.problem, context.buffers, tile.sequence, tile.kv_head);
   for (int64_t r = 0; r < state.count; ++r) {
     if (!IsSuspicious(context, tile, state, r)) continue;
-    if (!keys_are_finite) {
-      const int64_t keys = p.sequences[static_cast<size_t>(tile.sequence)].kv_len;
-      keys_are_finite = AllRowsFinite(KeyRows(p, b, tile.sequence, tile.kv_head), 0, keys) &&
-                        AllRowsFinite(ValueRows(p, b, tile.sequence, tile.kv_head), 0, keys);
-    }
     const int64_t n = tile.HeadOf(state.first + r);
     const int64_t row = tile.QueryOf(state.first + r);
-    if (!*keys_are_finite || !AllRowsFinite(QueryRows(p, b, tile.sequence, n), row, 1)) continue;
-    ReferenceForwardRow(p, b, tile.sequence, n, row);
+    if (!finite.Row(n, row)) continue;
+    ReferenceForwardRow(context.problem, context.buffers, tile.sequence, n, row);
   }
 }
 

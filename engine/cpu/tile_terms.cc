@@ -7,8 +7,14 @@
 #include "engine/cpu/head_rows.h"
 #include "engine/cpu/logit_terms.h"
 #include "engine/cpu/panel_product.h"
+#include "engine/cpu/row_kernels.h"
 
 namespace attnd {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+}  // namespace
 
 int64_t TileTerms::RowsOfPanel(int64_t panel) const {
   return std::min(kPanelRows, tile_.rows() - panel * kPanelRows);
@@ -19,8 +25,8 @@ void TileTerms::FillTerms(int64_t panel, const KeyRange& keys) {
   p_.bias_kind == BiasKind::kAlibi ? FillAlibiTerms(panel, keys) : FillBias(panel, keys);
 }
 
-void TileTerms::FillBias(int64_t panel, const KeyRange& keys) const {
-  const int64_t count = RowsOfPanel(panel);
+void TileTerms::FillBias(int64_t panel, const KeyRange& keys) {
+  const int64_t count = RowsOfPanel(panel), num_keys = keys.last - keys.first;
   for (int64_t r = 0; r < count;) {  // Piece by piece of one head.
     const int64_t n = tile_.HeadOf(panel * kPanelRows + r);
     const int64_t row = tile_.QueryOf(panel * kPanelRows + r);
@@ -29,7 +35,19 @@ void TileTerms::FillBias(int64_t panel, const KeyRange& keys) const {
                scratch_.rows + r * kTileKeys, kTileKeys);
     r += piece;
   }
-  ToPanel(scratch_.rows, kTileKeys, count, keys.last - keys.first, scratch_.terms);
+  may_hide_ = hides_all_ = false;
+  for (int64_t r = 0; r < count && !may_hide_; ++r) {
+    may_hide_ = !AllFinite(scratch_.rows + r * kTileKeys, num_keys);
+  }
+  if (may_hide_) {
+    hides_all_ = true;
+    for (int64_t r = 0; r < count && hides_all_; ++r) {
+      const float* row = scratch_.rows + r * kTileKeys;
+      hides_all_ = std::all_of(row, row + num_keys, [](float x) { return x == -kInfinity; });
+    }
+    if (hides_all_) return;
+  }
+  ToPanel(scratch_.rows, kTileKeys, count, num_keys, scratch_.terms);
 }
 
 void TileTerms::FillAlibiTerms(int64_t panel, const KeyRange& keys) const {
@@ -80,7 +98,7 @@ float SinkOf(const AttentionProblem& problem, const float* softmax_offset, int64
     case SoftmaxKind::kOffByOne: return 0;
     case SoftmaxKind::kLearnable: return softmax_offset[n];
   }
-  return -std::numeric_limits<float>::infinity();
+  return -kInfinity;
 }
 
 }  // namespace attnd

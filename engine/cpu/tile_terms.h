@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 #include "engine/core/attention_problem.h"
@@ -28,6 +29,14 @@ class TileTerms {
   void FillTerms(int64_t panel, const KeyRange& keys);
   void FillKeep(int64_t panel, const KeyRange& keys);
 
+  // Of the bias filled last: whether some cell may hide (it is not finite), and whether all do.
+  bool may_hide() const { return may_hide_; }
+  bool hides_all() const { return hides_all_; }
+  // Whether the cell of a lane and a key of the block filled last is hidden.
+  bool Hides(int64_t key, int64_t lane) const {
+    return may_hide_ && TermsFrom(key)[lane] == -std::numeric_limits<float>::infinity();
+  }
+
   // Rows of a block, from key j on.
   const float* TermsFrom(int64_t key) const { return Row(scratch_.terms, terms_first_, key); }
   const float* KeepFrom(int64_t key) const { return Row(scratch_.keep, keep_first_, key); }
@@ -37,7 +46,7 @@ class TileTerms {
     return block + (key - first) * kPanelRows;
   }
   int64_t RowsOfPanel(int64_t panel) const;
-  void FillBias(int64_t panel, const KeyRange& keys) const;
+  void FillBias(int64_t panel, const KeyRange& keys);
   void FillAlibiTerms(int64_t panel, const KeyRange& keys) const;
 
   const AttentionProblem& p_;
@@ -46,6 +55,8 @@ class TileTerms {
   const TermScratch& scratch_;
   int64_t terms_first_ = 0;
   int64_t keep_first_ = 0;
+  bool may_hide_ = false;
+  bool hides_all_ = false;
 };
 
 // A cap that float32 holds: one below its range leaves nothing of any logit, one above it all. 0:

@@ -185,14 +185,18 @@ class TileComputation {
       const KeyRange all = Intersect(groups[g].seen_by_all, keys_);
       is_masked |= all.first != keys[g].first || all.last != keys[g].last;
     }
+    if (terms_.has_terms()) {
+      terms_.FillTerms(panel, Span(keys[0], keys[1]));
+      if (terms_.hides_all()) return;
+    }
     const Segments segments(keys);
     for (const Segment& segment : segments) MultiplyKeys(panel, segment);
-    if (terms_.has_terms()) terms_.FillTerms(panel, Span(keys[0], keys[1]));
     if (terms_.has_dropout()) terms_.FillKeep(panel, Span(keys[0], keys[1]));
     for (int64_t g = 0; g < kGroups; ++g) Softmax(panel, g, keys[static_cast<size_t>(g)]);
-    // A masked or dropped key has P = 0, and 0 * NaN would be NaN: where some row does not see or
-    // keep some key and V is not all finite, only visible and kept keys are touched.
-    const bool visible_only = (is_masked || terms_.has_dropout()) && !VIsFinite();
+    // A masked, hidden or dropped key has P = 0, and 0 * NaN would be NaN: where some row does not
+    // see or keep some key and V is not all finite, only visible and kept keys are touched.
+    const bool visible_only =
+        (is_masked || terms_.may_hide() || terms_.has_dropout()) && !VIsFinite();
     for (const Segment& segment : segments) {
       visible_only ? AddVisibleValues(panel, segment) : AddValues(panel, segment);
     }
@@ -236,10 +240,8 @@ class TileComputation {
     if (terms_.has_terms()) {
       AddTerms({block.keys, terms_.TermsFrom(keys.first) + lane, block.logits,
                 terms_.before_scale(), block.scale, block.softcap});
-      if (!terms_.before_scale()) {
-        block.scale = 1;
-        block.softcap = 0;
-      }
+      block.scale = 1;
+      block.softcap = 0;
     }
     if (!IsEmpty(all)) block.seen_by_all = {all.first - keys.first, all.last - keys.first};
     block.visible = scratch_.visible + r;
@@ -280,6 +282,7 @@ class TileComputation {
         const float* v = Value(j);
         const float probability = Logits(j)[lane];
         if (terms_.has_dropout() && terms_.KeepFrom(j)[lane] == 0) continue;
+        if (terms_.Hides(j, lane)) continue;
         for (int64_t c = 0; c < p_.head_dim_v; ++c) {
           Acc(panel)[c * kPanelRows + lane] += probability * v[c];
         }

@@ -1,11 +1,13 @@
 #include "engine/cpu/tiled_backward.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "engine/core/status.h"
 #include "engine/cpu/backward_plan.h"
 #include "engine/cpu/gradient_passes.h"
+#include "engine/cpu/row_statistics.h"
 #include "engine/cpu/team_call.h"
 
 namespace attnd {
@@ -62,11 +64,16 @@ absl::Status Prepare(const BackwardContext& context, const BackwardPlanner& plan
   const Clearing clearing(context.problem, context.buffers);
   const int64_t blocks = (LongestQuery(context.problem) + kRowsPerTask - 1) / kRowsPerTask;
   const int64_t row_tasks = context.problem.batch * blocks;
-  SharedStatus status;
+  std::atomic<bool> are_complete = true;
   team.ParallelFor(row_tasks + clearing.num_tasks(), threads, [&](int64_t task, int thread) {
     if (task >= row_tasks) return clearing.Run(task - row_tasks);
     const RowBlock rows = {task / blocks, task % blocks * kRowsPerTask, kRowsPerTask};
-    status.Update(ComputeRowSums(context, rows, plan.ScratchOf(thread)));
+    if (!StartRows(context, rows, plan.ScratchOf(thread))) are_complete = false;
+  });
+  if (are_complete) return absl::OkStatus();
+  SharedStatus status;
+  team.ParallelFor(plan.num_query_tiles(), threads, [&](int64_t task, int thread) {
+    status.Update(NormalizeRows(context, plan.QueryTileAt(task), plan.ScratchOf(thread)));
   });
   return status.Get();
 }
@@ -110,7 +117,7 @@ absl::Status TiledBackward(const AttentionProblem& problem, const BackwardBuffer
   }
   plan.Bind(buffers.workspace);
   if (buffers.amax != nullptr) std::fill_n(buffers.amax, 4, 0.0f);
-  const BackwardContext context = {problem, buffers, InputsOf(buffers), plan.d()};
+  const BackwardContext context = {problem, buffers, InputsOf(buffers), plan.rows()};
   const int threads = WorthwhileThreads(problem, kProducts, team.size());
   ATTND_RETURN_IF_ERROR(Prepare(context, plan, team, threads));
   return ComputeGradients(context, plan, team, threads);

@@ -43,7 +43,11 @@ class Case:
     bias_kind: str = "none"  # none | pre_scale | post_scale | alibi
     bias_shape: str = "11ss"  # 11ss | 1hss | b1ss | bhss | 111s
     bias_mean: float = 0.0
-    bias_rows_masked: bool = False  # Every third row of the bias is -inf, and some cells are.
+    # -inf in every third row of the bias, in 2 of 5 cells elsewhere, and at every hidden key, whose K
+    # and V are NaN and inf.
+    bias_hides: bool = False
+    bias_lowest: bool = False  # Every third row of the bias, and the first keys, are the dtype's lowest number.
+    level: float = 0.0  # What q.k has beside the product of random numbers, after the scale.
     alibi: tuple | None = None  # first head, heads of the model; None: all heads are here
     sinks: tuple | str | None = None  # by head, "off_by_one", or none
     dropout: tuple | None = None  # probability, seed, offset
@@ -55,6 +59,11 @@ class Case:
         sizes = {"1": 1, "b": b, "h": h}
         rows = 1 if self.bias_shape == "111s" else self.q.axis()
         return sizes[self.bias_shape[0]], sizes[self.bias_shape[1]], rows, self.kv.axis()
+
+    @staticmethod
+    def hides(key: int) -> bool:
+        """With bias_hides, whether no row sees this key of a sequence: one, and more than a tile's."""
+        return key == 1 or 120 <= key < 330
 
     def has_lengths(self) -> bool:
         return any(n != side.axis() for side in (self.q, self.kv) for n in side.lens)
@@ -218,8 +227,19 @@ def biases():
                 extra = {"bias_kind": kind, "bias_shape": shape}
                 yield Case(group, f"{shape}.cap.{side}", *sizes, Mask(), None, 1.5, **extra)
                 yield Case(group, f"{shape}.scale.{side}", *sizes, Mask(), -0.7, **extra)
-                if shape == "1hss":
-                    yield Case(group, f"{shape}.masked.{side}", *sizes, Mask(), **extra, bias_rows_masked=True)
+        hiding = {"bias_kind": kind, "bias_hides": True}
+        for shape, (mask_name, mask) in itertools.product(shapes, PARAMETER_MASKS.items()):
+            for side, *sizes in _sides():
+                yield Case(group, f"hides.{shape}.{mask_name}.{side}", *sizes, mask, bias_shape=shape, **hiding)
+        for side, *sizes in _sides():
+            yield Case(group, f"hides.scale.{side}", *sizes, Mask(), -0.7, **hiding)
+            yield Case(group, f"hides.cap.{side}", *sizes, Mask(), 1.0, 0.8, **hiding)
+            yield Case(group, f"hides.dropout.{side}", *sizes, Mask(), dropout=(0.3, 4, 5), **hiding)
+            yield Case(group, f"hides.sinks.{side}", *sizes, Mask(), sinks=(1.0, -2.0, 3.0, 0.5)[: sizes[2][0]], **hiding)
+        long = Side((150,)), Side((400,)), (2, 1), (16, 8)
+        yield Case(group, "hides.tiles", *long, Mask(causal="bottom_right"), bias_shape="1hss", **hiding)
+        few = Side((3,)), Side((700,)), (2, 1), (8, 8)
+        yield Case(group, "hides.few_rows", *few, bias_shape="1hss", **hiding)
 
 
 def alibis():
@@ -298,6 +318,31 @@ def fp8() -> list:
     yield Case("fp8", "no_keys", Side((3, 5)), Side((0, 0)), (2, 1), (8, 8), fp8_ranges=fit)
 
 
+def large():
+    """Logits at which float32's LSE, or float32 itself, is not enough."""
+    for level, (mask_name, mask) in itertools.product((300.0, 7e4, -7e4), PARAMETER_MASKS.items()):
+        for side, *sizes in _sides():
+            yield Case("large", f"level{level:g}.{mask_name}.{side}", *sizes, mask, level=level)
+    for side, *sizes in _sides():
+        yield Case("large", f"level.dropout.{side}", *sizes, dropout=(0.3, 6, 7), level=5000.0)
+        sinks = (2000.0, 1998.0, -5.0, 3000.0)[: sizes[2][0]]
+        yield Case("large", f"level.sinks.{side}", *sizes, sinks=sinks, bias_kind="post_scale", bias_mean=2000.0)
+    wide = Side((90, 40)), Side((150, 300)), (4, 2), (128, 128)
+    yield Case("large", "level.wide", *wide, Mask(causal="bottom_right"), level=4e4)
+    kinds = ("pre_scale", "post_scale"), (None, 1.5), ("11ss", "bhss", "111s")
+    for kind, scale, shape in itertools.product(*kinds):
+        for side, *sizes in _sides():
+            name = f"lowest.{kind}.{scale}.{shape}.{side}"
+            mask = Mask(causal="bottom_right")
+            yield Case("large", name, *sizes, mask, scale, bias_kind=kind, bias_shape=shape, bias_lowest=True)
+    for side, *sizes in _sides():
+        lowest = {"bias_kind": "post_scale", "bias_shape": "1hss", "bias_lowest": True}
+        yield Case("large", f"lowest.dropout.{side}", *sizes, dropout=(0.3, 8, 9), **lowest)
+        yield Case("large", f"lowest.hides.{side}", *sizes, bias_hides=True, **lowest)
+    left_padding = Side((20,)), Side((20,)), (2, 1), (64, 64)
+    yield Case("large", "lowest.left_padding", *left_padding, bias_kind="post_scale", bias_lowest=True)
+
+
 def all_cases() -> list:
     plain = [*grid(), *head_dims(), *scales(), *windows(), *tiles(), *shapes()]
-    return [*plain, *biases(), *alibis(), *sinks(), *dropouts(), *fp8()]
+    return [*plain, *biases(), *alibis(), *sinks(), *dropouts(), *fp8(), *large()]

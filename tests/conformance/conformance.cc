@@ -80,7 +80,7 @@ std::string CompareOut(const Arrangement& a, const GoldenCase& c, const Attentio
     if (!owned[index] && got != 0) wrong << " O of no sequence at " << index << " = " << got;
   }
   const double relative = reference > 0 ? std::sqrt(error / reference) : std::sqrt(error);
-  const double bound = OutBound(c, problem.out_dtype);
+  const double bound = OutBound(c, problem.out_dtype) + LogitAllowance(c);
   if (!(relative <= bound)) wrong << " relative RMS " << relative << " > " << bound;
   return wrong.str();
 }

@@ -18,6 +18,11 @@
 
 namespace attnd::testing {
 
+// Groups of the golden cases.
+inline constexpr const char* kConformanceGroups[] = {
+    "none",   "causal_tl", "causal_br", "window", "head_dim", "softcap", "scale", "tiles",
+    "shapes", "bias_pre",  "bias_post", "alibi",  "sinks",    "dropout", "large", "fp8"};
+
 // A backend and the memory that its buffers live in.
 struct BackendUnderTest {
   std::string name;

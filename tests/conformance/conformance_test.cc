@@ -23,10 +23,6 @@ void PrintTo(const Arrangement& arrangement, std::ostream* out) { *out << arrang
 
 namespace {
 
-constexpr const char* kGroups[] = {"none",      "causal_tl", "causal_br", "window",  "head_dim",
-                                   "softcap",   "scale",     "tiles",     "shapes",  "bias_pre",
-                                   "bias_post", "alibi",     "sinks",     "dropout", "fp8"};
-
 BackendUnderTest OnHost(std::string name, std::function<std::unique_ptr<AttentionBackend>()> make) {
   constexpr std::align_val_t kAlignment{64};
   return {
@@ -65,7 +61,7 @@ const GoldenCase& CaseNamed(const std::string& group, const std::string& name) {
 }
 
 TEST(Golden, EveryCaseIsInAGroupThatRuns) {
-  const std::set<std::string> groups(std::begin(kGroups), std::end(kGroups));
+  const std::set<std::string> groups(std::begin(kConformanceGroups), std::end(kConformanceGroups));
   for (const GoldenCase& c : GoldenCases()) EXPECT_TRUE(groups.count(c.group) == 1) << c.group;
 }
 
@@ -93,7 +89,7 @@ auto Cells(const std::vector<BackendUnderTest>& backends) {
   const std::span<const Arrangement> all = AllArrangements();
   return ::testing::Combine(::testing::ValuesIn(backends),
                             ::testing::ValuesIn(all.begin(), all.end()),
-                            ::testing::ValuesIn(kGroups));
+                            ::testing::ValuesIn(kConformanceGroups));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cpu, Conformance, Cells(Backends()), CellName);

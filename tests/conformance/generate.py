@@ -5,7 +5,7 @@ usage: generate.py OUTPUT
 Inputs and the gradient of O have unit variance and are rounded to the dtype before the answer is
 computed. Gradients go with FLOAT32 and, by turns, with FLOAT16 or BFLOAT16.
 
-File: little-endian, no padding. "ATGOLD03", int64 count, then for each problem
+File: little-endian, no padding. "ATGOLD04", int64 count, then for each problem
   char group[32], name[96]                        zero-padded
   int64 dtype (1 FLOAT32, 2 FLOAT16, 3 BFLOAT16, 4 E4M3, 5 E5M2), b, h, g, d_qk, d_v
   int64 s_q, s_kv                                 axes of a dense buffer, >= every length
@@ -22,6 +22,7 @@ File: little-endian, no padding. "ATGOLD03", int64 count, then for each problem
   int64 has_gradients
   float64 scale, softcap                          NaN: absent
   float64 drop_probability                        0: no dropout
+  float64 largest_logit                           in absolute value
   int64 q_len[b], kv_len[b], q_row[b+1], kv_row[b+1]
 with an FP8 dtype
   float32 scales[13]                              fields of Fp8Scales
@@ -105,22 +106,37 @@ class Inputs:
         queries, keys = sum(case.q.lens), sum(case.kv.lens)
         self.descales = [descale_of(dtype, largest) for largest in (4.5, 5.0, 6.5, 5.5)]
         shapes = (queries, h, d_qk), (keys, g, d_qk), (keys, g, d_v), (queries, h, d_v)
+        tensors = [rng.standard_normal(shape) for shape in shapes]
+        if case.level != 0:
+            scale = case.dims[0] ** -0.5 if case.scale is None else case.scale
+            part = max(1.0, abs(case.level) / scale / 60000) if dtype == "f16" else 1.0
+            tensors[0][..., 0], tensors[1][..., 0] = part, case.level / scale / part
+        if case.bias_hides:
+            hidden = hidden_keys(case)
+            tensors[1][hidden], tensors[2][hidden] = np.nan, np.inf
         drawn = []
-        for shape, descale in zip(shapes, self.descales):
+        for tensor, descale in zip(tensors, self.descales):
             if dtype in NARROW:
-                raw, stored = round_to_float8(dtype, rng.standard_normal(shape) / descale)
+                raw, stored = round_to_float8(dtype, tensor / descale)
                 drawn.append((raw, stored * np.float64(descale)))
             else:
-                drawn.append(round_to(dtype, rng.standard_normal(shape)))
+                drawn.append(round_to(dtype, tensor))
         *self.raw_qkv, self.raw_d_out = (raw for raw, _ in drawn)
         *self.qkv, self.d_out = (real for _, real in drawn)
         self.raw_bias, self.bias = b"", None
         if case.bias_kind in ("pre_scale", "post_scale"):
             values = case.bias_mean + rng.standard_normal(case.bias_dims())
             bias = np.where(bias_use(case), values, np.nan)
-            if case.bias_rows_masked:
-                bias[..., ::3, :] -= np.inf
-                bias[..., 1] -= np.inf
+            if case.bias_lowest:
+                lowest = {"f32": np.finfo("f4").min, "f16": np.finfo("f2").min, "bf16": -(2.0**128 - 2.0**120)}[dtype]
+                used = ~np.isnan(bias)
+                bias[..., ::3, :] = bias[..., :2] = lowest
+                bias[~used] = np.nan
+            if case.bias_hides:
+                bias[rng.random(bias.shape) < 0.4] -= np.inf
+                if bias.shape[2] > 1:
+                    bias[..., ::3, :] -= np.inf
+                bias[..., [case.hides(key) for key in range(bias.shape[3])]] -= np.inf
             self.raw_bias, self.bias = round_to(dtype, bias)
 
     def bias_of(self, case: Case, i: int):
@@ -130,6 +146,11 @@ class Inputs:
         b, h, rows, keys = self.bias.shape
         shape = len(case.q.lens), case.heads[0], case.q.axis(), keys
         return np.broadcast_to(self.bias, shape)[i, :, : case.q.lens[i], : case.kv.lens[i]]
+
+
+def hidden_keys(case: Case) -> np.ndarray:
+    """bool [sum kv_len]: keys that bias_hides hides from all rows."""
+    return np.array([case.hides(key) for n in case.kv.lens for key in range(n)], bool)
 
 
 def bias_use(case: Case) -> np.ndarray:
@@ -175,7 +196,7 @@ def answers(case: Case, inputs: Inputs, with_gradients: bool) -> list:
     return result
 
 
-def header(case: Case, dtype: str, with_gradients: bool) -> bytes:
+def header(case: Case, dtype: str, with_gradients: bool, largest_logit: float) -> bytes:
     mask = case.mask
     has_bias = case.bias_kind in ("pre_scale", "post_scale")
     drop, seed, offset = case.dropout or (0.0, 0, 0)
@@ -191,7 +212,7 @@ def header(case: Case, dtype: str, with_gradients: bool) -> bytes:
     )
     numbers = tuple(np.nan if x is None else x for x in (case.scale, case.softcap))
     names = case.group.encode(), f"{case.name}.{dtype}".encode()
-    return struct.pack("<32s96s27q3d", *names, *integers, *numbers, drop)
+    return struct.pack("<32s96s27q4d", *names, *integers, *numbers, drop, largest_logit)
 
 
 def fp8_numbers(case: Case, dtype: str, inputs: Inputs, found: list, with_gradients: bool) -> list:
@@ -216,7 +237,8 @@ def record(case: Case, dtype: str, with_gradients: bool) -> bytes:
     learnable = isinstance(case.sinks, tuple)
     join = lambda name, kind=number: b"".join(getattr(a, name).astype(kind).tobytes() for a in found)
     geometry = (*case.q.lens, *case.kv.lens, *case.q.starts(), *case.kv.starts())
-    parts = [header(case, dtype, with_gradients), np.array(geometry, "<i8").tobytes()]
+    largest_logit = max(a.largest_logit for a in found)
+    parts = [header(case, dtype, with_gradients, largest_logit), np.array(geometry, "<i8").tobytes()]
     if dtype in NARROW:
         parts += [np.array(fp8_numbers(case, dtype, inputs, found, with_gradients), "<f4").tobytes()]
     parts += [*inputs.raw_qkv, inputs.raw_bias]
@@ -245,7 +267,7 @@ def main() -> int:
         for dtype in (WIDE if case.fp8_ranges is None else NARROW)
     ]
     with open(sys.argv[1], "wb") as file:
-        file.write(b"ATGOLD03" + struct.pack("<q", len(records)))
+        file.write(b"ATGOLD04" + struct.pack("<q", len(records)))
         for index, case, dtype in records:
             file.write(record(case, dtype, has_gradients(case, index, dtype)))
     return 0

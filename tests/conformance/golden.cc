@@ -101,6 +101,7 @@ void ReadHeader(Reader& reader, GoldenCase& c) {
     if (const auto value = reader.Number<double>(); !std::isnan(value)) *number = value;
   }
   if (const auto p = reader.Number<double>(); p > 0) c.dropout = Dropout{p, state[0], state[1]};
+  c.largest_logit = reader.Number<double>();
   g.q_len = reader.Numbers<int64_t>(g.batch);
   g.kv_len = reader.Numbers<int64_t>(g.batch);
   g.q_row = reader.Numbers<int64_t>(g.batch + 1);
@@ -142,7 +143,7 @@ GoldenCase ReadCase(Reader& reader) {
 
 std::vector<GoldenCase> ReadFile() {
   static Reader reader(ATTND_GOLDEN_FILE);
-  if (reader.Text(8) != "ATGOLD03") Reader::Fail("is no golden file");
+  if (reader.Text(8) != "ATGOLD04") Reader::Fail("is no golden file");
   std::vector<GoldenCase> cases(reader.Number<int64_t>());
   for (GoldenCase& c : cases) c = ReadCase(reader);
   if (!reader.AtEnd()) Reader::Fail("goes on past its last case");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <optional>
 #include <span>
@@ -26,6 +27,7 @@ struct GoldenCase {
   std::optional<AlibiShard> alibi;
   SoftmaxKind softmax_kind = SoftmaxKind::kVanilla;
   std::optional<Dropout> dropout;
+  double largest_logit = 0;      // In absolute value.
   std::optional<Fp8Scales> fp8;  // With an FP8 dtype.
   // Spans go into the file's bytes, which live as long as the program.
   LogicalTensors tensors;
@@ -44,6 +46,13 @@ struct GoldenCase {
   std::array<std::vector<double>, 3> dqkv;  // As the tensors.
   std::vector<double> d_bias, d_softmax_offset;
 };
+
+// What float32's rounding of logits adds to relative bounds, where they are large. From 10^6 on
+// nothing: there all logits of a row are the same number in float64 as well.
+inline double LogitAllowance(const GoldenCase& c) {
+  const bool matters = c.largest_logit > 200 && c.largest_logit < 1e6;
+  return matters ? 8 * std::ldexp(c.largest_logit, -24) : 0;
+}
 
 // All cases, read once. Ends the program if the file is missing or malformed: that is our own bug.
 const std::vector<GoldenCase>& GoldenCases();

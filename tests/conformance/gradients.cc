@@ -44,11 +44,15 @@ double ElementBound(DType dtype, bool out_is_fp8) {
 // Compares one gradient, element by element.
 class Comparison {
  public:
-  Comparison(const char* name, const AttentionProblem& problem, const StoredAs& stored)
+  // `allowance` comes on top of the bound, and, times the size of a dO . v, of that of each
+  // element.
+  Comparison(const char* name, const AttentionProblem& problem, const StoredAs& stored,
+             double allowance)
       : name_(name),
         stored_(stored),
-        bound_(GradientBound(problem.dtype, IsFloat8(problem.out_dtype))),
-        element_bound_(ElementBound(problem.dtype, IsFloat8(problem.out_dtype))) {}
+        bound_(GradientBound(problem.dtype, IsFloat8(problem.out_dtype)) + allowance),
+        element_bound_(ElementBound(problem.dtype, IsFloat8(problem.out_dtype)) +
+                       allowance * std::sqrt(static_cast<double>(problem.head_dim_v))) {}
 
   // `got` is what is stored; `want` is NaN where nothing contributes.
   void Add(double got, double want, int64_t element) {
@@ -119,7 +123,7 @@ std::string CompareInputGradients(const Arrangement& a, const GoldenCase& c,
   for (size_t k = 0; k < owned.size(); ++k) owned[k].resize(result.grads[k].size() / size);
   std::string wrong;
   for (int tensor = 0; tensor < 3; ++tensor) {
-    Comparison comparison(kNames[tensor], problem, {c.dtype, scales[tensor]});
+    Comparison comparison(kNames[tensor], problem, {c.dtype, scales[tensor]}, LogitAllowance(c));
     size_t next = 0;
     const std::vector<int64_t>& lens = tensor == 0 ? g.q_len : g.kv_len;
     for (int64_t i = 0; i < g.batch; ++i) {
@@ -137,7 +141,7 @@ std::string CompareInputGradients(const Arrangement& a, const GoldenCase& c,
     }
     wrong += comparison.Result();
   }
-  Comparison gaps("a gradient of no sequence", problem, {});
+  Comparison gaps("a gradient of no sequence", problem, {}, 0);
   for (size_t k = 0; k < owned.size(); ++k) {
     for (size_t element = 0; element < owned[k].size(); ++element) {
       if (owned[k][element]) continue;
@@ -147,12 +151,20 @@ std::string CompareInputGradients(const Arrangement& a, const GoldenCase& c,
   return wrong + gaps.Result();
 }
 
-std::string CompareArray(const char* name, const AttentionProblem& problem, DType stored,
-                         const std::vector<std::byte>& got, const std::vector<double>& want) {
-  if (got.size() != want.size() * SizeOf(stored)) return std::string(" no ") + name;
-  Comparison comparison(name, problem, {});
+// `got` is in the type of `stored`.
+struct StoredArray {
+  const char* name;
+  DType dtype;
+  const std::vector<std::byte>& got;
+};
+
+std::string CompareArray(const StoredArray& stored, const AttentionProblem& problem,
+                         const std::vector<double>& want, double allowance) {
+  const auto& [name, dtype, got] = stored;
+  if (got.size() != want.size() * SizeOf(dtype)) return std::string(" no ") + name;
+  Comparison comparison(name, problem, {}, allowance);
   for (size_t k = 0; k < want.size(); ++k) {
-    comparison.Add(LoadElement(stored, got.data(), k), want[k], k);
+    comparison.Add(LoadElement(dtype, got.data(), k), want[k], k);
   }
   return comparison.Result();
 }
@@ -251,9 +263,10 @@ std::string CompareGradients(const Arrangement& a, const GoldenCase& c,
   // Of dP, dQ and dK, which need D, and of dV.
   const double with_d = IsFloat8(problem.out_dtype) ? 2.5e-1 : 1e-4;
   return CompareInputGradients(a, c, problem, result) +
-         CompareArray("dBias", problem, problem.dtype, result.d_bias, c.d_bias) +
-         CompareArray("dSoftmaxOffset", problem, DType::kFloat32, result.d_softmax_offset,
-                      c.d_softmax_offset) +
+         CompareArray({"dBias", problem.dtype, result.d_bias}, problem, c.d_bias,
+                      LogitAllowance(c)) +
+         CompareArray({"dSoftmaxOffset", DType::kFloat32, result.d_softmax_offset}, problem,
+                      c.d_softmax_offset, LogitAllowance(c)) +
          CompareAmax(c, result.amax, 2, std::array{with_d, with_d, with_d, 1e-5});
 }
 

@@ -1,8 +1,9 @@
 """Float64 attention and its gradients, row by row: what every backend has to agree with.
 
 One sequence at a time, one query row at a time, each row over exactly the keys that it may see. No
-mask matrices, no strides, no layouts. A row that sees no key gets O = 0 and has no gradient, and its
-LSE is the sink's logit, or -inf. LSE is the natural logarithm of the softmax denominator.
+mask matrices, no strides, no layouts. A bias of -inf hides its cell as a mask does. A row that sees no
+key gets O = 0 and has no gradient, and its LSE is the sink's logit, or -inf. LSE is the natural
+logarithm of the softmax denominator.
 
 Where nothing contributes to an answer it is NaN here: the service's answer is exactly 0 there.
 """
@@ -79,6 +80,7 @@ class Answer:
     d_sinks: np.ndarray  # [h]
     largest_p: float = 0.0  # Of the softmax, before dropout.
     largest_dx: float = 0.0  # Of the gradient of q.k, in absolute value.
+    largest_logit: float = 0.0  # In absolute value.
 
 
 def alibi_slopes(total_heads: int, first: int, count: int) -> tuple:
@@ -142,20 +144,26 @@ def attend(problem: Problem, s: Sequence) -> Answer:
             continue
         x, slope = _logits(problem, s, row, seen)
         for n in range(h):
-            if np.max(x[n]) > -np.inf:
-                _attend_row(problem, s, a, row, n, slice(seen.start, seen.stop), x[n], slope[n])
+            cells = np.array(seen)
+            if s.bias is not None:
+                cells = cells[s.bias[n, row, cells] != -np.inf]
+            if len(cells) > 0:
+                at = cells - seen.start
+                _attend_row(problem, s, a, row, n, cells, x[n, at], slope[n, at])
     return a
 
 
-def _add(total: np.ndarray, contribution: np.ndarray) -> None:
-    total[...] = np.where(np.isnan(total), 0.0, total) + contribution
+def _add(total: np.ndarray, cells: np.ndarray, kv: int, contribution: np.ndarray) -> None:
+    before = total[cells, kv]
+    total[cells, kv] = np.where(np.isnan(before), 0.0, before) + contribution
 
 
 def _attend_row(problem, s, a, row, n, seen, x, slope) -> None:
-    """Row `row` of head n: O and LSE, and what the row adds to the gradients."""
+    """Row `row` of head n, which sees the keys `seen`: O and LSE, and what it adds to the gradients."""
     kv = n // (problem.num_heads // problem.num_kv_heads)
     p, p_sink, a.lse[row, n] = _softmax(x, -np.inf if problem.sinks is None else problem.sinks[n])
     a.largest_p = max(a.largest_p, p.max())
+    a.largest_logit = max(a.largest_logit, np.abs(x).max())
     kept = np.ones_like(p) if s.keep is None else s.keep[n, row, seen] / (1 - problem.drop)
     a.out[row, n] = (p * kept) @ s.v[seen, kv]
     if s.d_out is None:
@@ -169,5 +177,5 @@ def _attend_row(problem, s, a, row, n, seen, x, slope) -> None:
     a.d_sinks[n] -= p_sink * (p @ dp)
     a.d_bias[n, row, seen] = dx * slope if problem.bias_kind == "pre_scale" else dx
     a.dq[row, n] = (dx * slope) @ s.k[seen, kv]
-    _add(a.dk[seen, kv], np.outer(dx * slope, s.q[row, n]))
-    _add(a.dv[seen, kv], np.outer(p * kept, d_out))
+    _add(a.dk, seen, kv, np.outer(dx * slope, s.q[row, n]))
+    _add(a.dv, seen, kv, np.outer(p * kept, d_out))

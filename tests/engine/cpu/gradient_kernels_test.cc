@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -14,6 +15,7 @@ namespace attnd {
 namespace {
 
 constexpr int64_t kKeys = 11;
+constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // A block whose lanes see from v % 3 on before kKeys - v % 5.
@@ -25,9 +27,9 @@ struct Block {
       values.resize(count);
       for (float& x : values) x = normal(random);
     };
-    for (auto* m : {&logits, &d_logits, &terms}) fill(*m, kKeys * kPanelRows);
-    fill(d, kPanelRows);
-    fill(lse, kPanelRows);
+    for (auto* matrix : {&logits, &d_logits, &terms}) fill(*matrix, kKeys * kPanelRows);
+    for (auto* v : {&d, &shift, &inverse_sum}) fill(*v, kPanelRows);
+    for (float& x : inverse_sum) x = std::abs(x) + 0.1f;
     keep.resize(kKeys * kPanelRows);
     for (float& x : keep) x = random() % 2 == 0 ? 0.0f : 2.0f;
     for (size_t v = 0; v < kPanelRows; ++v) {
@@ -39,23 +41,29 @@ struct Block {
              .d_logits = d_logits.data(),
              .first = first.data(),
              .last = last.data(),
-             .lse = lse.data(),
+             .shift = shift.data(),
+             .inverse_sum = inverse_sum.data(),
              .d = d.data(),
-             .sum = sum.data()};
+             .sum = sum.data(),
+             .m = m.data(),
+             .l = l.data(),
+             .weighted = weighted.data()};
   }
   bool Sees(size_t at) const {
     const auto row = static_cast<float>(at / kPanelRows);
     return row >= first[at % kPanelRows] && row < last[at % kPanelRows];
   }
 
-  std::vector<float> logits, d_logits, terms, keep, d, lse, first, last;
+  std::vector<float> logits, d_logits, terms, keep, d, shift, inverse_sum, first, last;
   std::vector<float> sum = std::vector<float>(kPanelRows, 0.5f);
+  std::vector<float> m = std::vector<float>(kPanelRows, -kInf);
+  std::vector<float> l = std::vector<float>(kPanelRows), weighted = l;
   GradientBlock block;
 };
 
 // What must come out at one cell.
 struct Cell {
-  double kept = 0, gradient = 0, p = 0;
+  double kept = 0, gradient = 0, p = 0, logit = 0, dp = 0;
 };
 
 Cell PlainCell(const Block& b, size_t at) {
@@ -73,9 +81,10 @@ Cell PlainCell(const Block& b, size_t at) {
   }
   if (!g.terms_before_scale) x += term;
   const double keep = g.keep == nullptr ? 1 : static_cast<double>(b.keep[at]);
-  const double p = std::exp(x - static_cast<double>(b.lse[lane]));
+  const double p =
+      std::exp(x - static_cast<double>(b.shift[lane])) * static_cast<double>(b.inverse_sum[lane]);
   const double dp = keep * static_cast<double>(b.d_logits[at]);
-  return {p * keep, p * (dp - static_cast<double>(b.d[lane])) * slope, p};
+  return {p * keep, p * (dp - static_cast<double>(b.d[lane])) * slope, p, x, dp};
 }
 
 TEST(SoftmaxGradient, AgreesWithAPlainLoop) {
@@ -123,11 +132,78 @@ TEST(SoftmaxGradient, IsZeroWhereNothingIsSeenOrKeptWhateverIsThere) {
   });
 }
 
+TEST(SoftmaxGradient, IsZeroWhereATermHides) {
+  testing::ForEachTarget([&] {
+    for (const bool before_scale : {false, true}) {
+      Block b;
+      b.block.terms = b.terms.data();
+      b.block.terms_before_scale = before_scale;
+      b.block.scale = -1;
+      for (size_t at = 0; at < b.terms.size(); at += 3) {
+        b.terms[at] = -kInf;
+        b.logits[at] = b.d_logits[at] = at % 2 == 0 ? kNan : kInf;
+      }
+      SoftmaxGradient(b.block);
+      for (size_t at = 0; at < b.terms.size(); ++at) {
+        if (b.terms[at] != -kInf) continue;
+        ASSERT_EQ(b.logits[at], 0) << at;
+        ASSERT_EQ(b.d_logits[at], 0) << at;
+      }
+      for (const float sum : b.sum) ASSERT_TRUE(std::isfinite(sum));
+    }
+  });
+}
+
 TEST(SoftmaxGradient, IsFiniteForAnLseThatIsFarTooLow) {
   Block b;
-  b.lse.assign(kPanelRows, -1e30f);
+  b.shift.assign(kPanelRows, -1e30f);
   SoftmaxGradient(b.block);
   for (const float sum : b.sum) EXPECT_TRUE(std::isfinite(sum) && sum > 1e30f);
+}
+
+TEST(AddSoftmaxStatistics, AgreesWithAPlainLoop) {
+  testing::ForEachTarget([] {
+    for (int variant = 0; variant < 16; ++variant) {
+      Block b;
+      b.block.scale = -30;
+      if (variant & 1) b.block.terms = b.terms.data();
+      b.block.terms_before_scale = variant & 2;
+      if (variant & 4) b.block.keep = b.keep.data();
+      if (variant & 8) b.block.softcap = 1.5f;
+      for (size_t at = 0; at < b.terms.size(); at += 3) b.terms[at] = -kInf;
+      const Block before = b;
+      // All keys but the last four, and these.
+      GradientBlock part = b.block;
+      part.keys = kKeys - 4;
+      AddSoftmaxStatistics(part);
+      const auto skipped = static_cast<ptrdiff_t>(part.keys * kPanelRows);
+      part.keys = 4;
+      part.logits += skipped;
+      part.d_logits += skipped;
+      if (part.terms != nullptr) part.terms += skipped;
+      if (part.keep != nullptr) part.keep += skipped;
+      for (float& x : b.first) x = std::max(0.0f, x - (kKeys - 4));
+      for (float& x : b.last) x = std::max(0.0f, x - (kKeys - 4));
+      AddSoftmaxStatistics(part);
+      for (size_t v = 0; v < kPanelRows; ++v) {
+        double m = -kInf, l = 0, weighted = 0;
+        for (const bool sums : {false, true}) {
+          for (size_t at = v; at < before.logits.size(); at += kPanelRows) {
+            const bool is_hidden = (variant & 1) && before.terms[at] == -kInf;
+            if (is_hidden || !before.Sees(at)) continue;
+            const Cell cell = PlainCell(before, at);
+            m = std::max(m, cell.logit);
+            if (!sums) continue;
+            l += std::exp(cell.logit - m);
+            weighted += std::exp(cell.logit - m) * cell.dp;
+          }
+        }
+        ASSERT_NEAR(b.m[v], m, 1e-4) << variant;
+        ASSERT_NEAR(b.l[v], l, 1e-3 * l) << variant;
+        ASSERT_NEAR(b.weighted[v], weighted, 1e-3 * (l + std::abs(weighted))) << variant;
+      }
+    }
+  });
 }
 
 TEST(AddFloats, AddsEveryLength) {

@@ -34,8 +34,10 @@ TEST(AddTerms, AgreesWithAPlainLoop) {
           for (size_t at = 0; at < actual.size(); ++at) {
             double x = logits[at];
             if (at % kPanelRows / kLaneGroup == lane / kLaneGroup) {
-              if (!before_scale) x = cap > 0 ? cap * std::tanh(-0.5 * x / cap) : -0.5 * x;
-              x += static_cast<double>(terms[at]);
+              const double term = terms[at];
+              if (before_scale) x += term;
+              x = cap > 0 ? cap * std::tanh(-0.5 * x / cap) : -0.5 * x;
+              if (!before_scale) x += term;
             }
             ASSERT_NEAR(actual[at], x, 2e-6) << at;
           }
@@ -56,6 +58,25 @@ TEST(AddTerms, KeepsNanAndInfinity) {
     EXPECT_EQ(logits[4], -inf);
     EXPECT_TRUE(std::isfinite(logits[5]));
   }
+}
+
+TEST(AddTerms, HidesCellsOfMinusInfinity) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  testing::ForEachTarget([&] {
+    for (const bool before_scale : {false, true}) {
+      for (const float cap : {0.0f, 2.0f}) {
+        for (const float scale : {-2.0f, 0.0f, 1.0f}) {
+          std::vector<float> logits = {1, nan, inf, -inf}, terms(kPanelRows, -inf);
+          logits.resize(kPanelRows, 1);
+          terms[5] = 0;
+          AddTerms({1, terms.data(), logits.data(), before_scale, scale, cap});
+          for (const size_t lane : {0, 1, 2, 3}) ASSERT_EQ(logits[lane], -inf) << lane;
+          ASSERT_TRUE(std::isfinite(logits[5]));
+        }
+      }
+    }
+  });
 }
 
 TEST(ScaleLogits, MultipliesOneGroup) {

@@ -16,10 +16,6 @@ void PrintTo(const Arrangement& arrangement, std::ostream* out) { *out << arrang
 
 namespace {
 
-constexpr const char* kGroups[] = {"none",      "causal_tl", "causal_br", "window",  "head_dim",
-                                   "softcap",   "scale",     "tiles",     "shapes",  "bias_pre",
-                                   "bias_post", "alibi",     "sinks",     "dropout", "fp8"};
-
 AttentionBackend& Instance() {
   static const std::unique_ptr<AttentionBackend> instance = MakeBackend();
   return *instance;
@@ -48,7 +44,7 @@ TEST_P(CudaConformance, GradientsAgreeWithTheOracle) {
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaConformance,
                          ::testing::Combine(::testing::ValuesIn(AllArrangements().begin(),
                                                                 AllArrangements().end()),
-                                            ::testing::ValuesIn(kGroups)),
+                                            ::testing::ValuesIn(kConformanceGroups)),
                          [](const auto& param) {
                            return std::string(std::get<0>(param.param).name) + "_" +
                                   std::get<1>(param.param);
