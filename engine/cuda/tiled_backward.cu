@@ -1,29 +1,32 @@
-// With x the logit of a cell, P = exp(x - LSE) and keep what dropout multiplies it with:
+// With x the logit of a cell, P = exp(x - shift) / sum and keep what dropout multiplies it with:
 //   D = sum of dO * O over a row     dP = keep * (dO . v)     dx = P * (dP - D)
 //   dQ += scale * slope * dx * k     dK += scale * slope * dx * q     dV += keep * P * dO
-// where slope is the soft cap's. Every gradient has its own pass over the cells it is a sum of.
+// where slope is the soft cap's. Shift and sum are LSE and 1, but of rows with a large LSE, whose
+// own rounding would be one of P: these get maximum, sum and D anew, and where float32 does not
+// hold their logits everything about logits in double. Every gradient has its own pass over the
+// cells it is a sum of.
 #include <algorithm>
 
-#include "engine/cuda/tiled_products.h"
+#include "engine/cuda/tiled_exact.h"
 
 namespace attnd::tiled {
 namespace {
 
 constexpr int64_t kMaxGrid = int64_t{1} << 20;  // Loops cover the rest.
 
-// Adds to SetRows: LSE and D. A row whose logits are all -inf becomes one that sees no key, and of
-// such rows nothing is read.
+// As on the CPU (engine/cpu/row_statistics.h).
+constexpr float kLargestLse = 64;
+
+// Adds to SetRows. A row without gradients becomes one that sees no key, and of such rows nothing
+// is read.
 __device__ void SetRowStatistics(const Gradients& g, Shared& shared) {
   const int r = static_cast<int>(threadIdx.x);
   if (r >= kRows) return;
-  shared.lse[r] = -INFINITY;
-  shared.row_sum[r] = 0;
-  if (shared.first[r] < shared.last[r]) shared.lse[r] = g.lse[shared.lse_at[r]];
-  if (shared.lse[r] == -INFINITY) {
+  shared.statistics[r] = {-INFINITY, 0, 0, false};
+  if (shared.first[r] < shared.last[r]) shared.statistics[r] = g.rows[shared.lse_at[r]];
+  if (shared.statistics[r].shift == -INFINITY) {
     shared.first[r] = shared.last[r] = 0;
     shared.q[r] = shared.out[r] = shared.lse_at[r] = -1;
-  } else {
-    shared.row_sum[r] = g.row_sums[shared.lse_at[r]];
   }
 }
 
@@ -34,32 +37,83 @@ struct Cells {
   uint32_t kept;
 };
 
+// What a thread has of its cells: P and the slope of the soft cap.
+struct CellCopies {
+  float p[16];
+  float slopes[16];
+};
+
+// Replaces those whose bit is set: their rows are exact, or their products pass float32. Of inputs
+// that are not finite they stay.
+__device__ __noinline__ void ReplaceCells(const Problem& p, const Shared& shared,
+                                          const TilePlace& place, uint32_t in_double,
+                                          CellCopies& cells) {
+  for (int e = 0; e < 16; ++e) {
+    if ((in_double >> e & 1) == 0) continue;
+    const int r = 4 * Ty() + e / 4;
+    const RowStatistics& row = shared.statistics[r];
+    const ExactCell cell = ExactCellOf(p, shared, place, r, place.first_key + 4 * Tx() + e % 4);
+    if (isnan(cell.logit)) continue;
+    const double weight = exp(cell.logit - row.shift) * static_cast<double>(row.inverse_sum);
+    cells.p[e] = static_cast<float>(weight);
+    cells.slopes[e] = static_cast<float>(cell.cap_slope);
+  }
+}
+
 // `of_product`: d_logit is to be the gradient of q.k. Raises `largest` to the largest |d_logit|
-// where that is wanted.
-__device__ void ComputeCells(const Problem& p, const Gradients& g, Shared& shared,
+// where that is wanted. False: a bias hides all cells, and all are 0.
+__device__ bool ComputeCells(const Problem& p, const Gradients& g, Shared& shared,
                              const TilePlace& place, bool of_product, Cells& cells,
                              float& largest) {
 #pragma unroll
   for (int e = 0; e < 16; ++e) cells.p[e / 4][e % 4] = cells.d_logit[e / 4][e % 4] = 0;
+  __syncthreads();
+  const uint32_t visible = VisibleCells(p, shared, place);
+  if (IsHiddenByBias(p, visible)) return false;
   AddDots({g.d_out, shared.out, p.head_dim_v}, {p.v, shared.v, p.head_dim_v}, shared.stage,
           cells.d_logit);
   AddDots({p.q, shared.q, p.head_dim_qk}, {p.k, shared.k, p.head_dim_qk}, shared.stage, cells.p);
   cells.kept = KeptCells(p, shared, place);
-  float cap_slopes[4][4];
-  const uint32_t visible = ToLogits(p, shared, place, cells.p, cap_slopes);
+  uint32_t in_double = 0;
 #pragma unroll
   for (int e = 0; e < 16; ++e) {
-    const int r = 4 * Ty() + e / 4;
-    float& weight = cells.p[e / 4][e % 4];
-    float& d_logit = cells.d_logit[e / 4][e % 4];
-    const bool is_visible = (visible >> e & 1) != 0;
+    const bool is_exact = shared.statistics[4 * Ty() + e / 4].is_exact;
+    in_double |= (is_exact || !isfinite(cells.p[e / 4][e % 4]) ? 1u : 0u) << e;
+  }
+  in_double &= visible;
+  float cap_slopes[4][4];
+  ToLogits(p, shared, place, visible, cells.p, cap_slopes);
+#pragma unroll
+  for (int e = 0; e < 16; ++e) {
+    const RowStatistics& row = shared.statistics[4 * Ty() + e / 4];
     // What hidden cells have of products may be anything.
-    weight = is_visible ? expf(weight - shared.lse[r]) : 0;
+    const float weight = expf(cells.p[e / 4][e % 4] - static_cast<float>(row.shift));
+    cells.p[e / 4][e % 4] = (visible >> e & 1) != 0 ? weight * row.inverse_sum : 0;
+  }
+  if (in_double != 0) {
+    CellCopies copies;
+#pragma unroll
+    for (int e = 0; e < 16; ++e) {
+      copies.p[e] = cells.p[e / 4][e % 4];
+      copies.slopes[e] = cap_slopes[e / 4][e % 4];
+    }
+    ReplaceCells(p, shared, place, in_double, copies);
+#pragma unroll
+    for (int e = 0; e < 16; ++e) {
+      cells.p[e / 4][e % 4] = copies.p[e];
+      cap_slopes[e / 4][e % 4] = copies.slopes[e];
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < 16; ++e) {
+    float& d_logit = cells.d_logit[e / 4][e % 4];
     const float dp = (cells.kept >> e & 1) != 0 ? p.dropout.keep_factor * d_logit : 0;
-    d_logit = is_visible ? weight * (dp - shared.row_sum[r]) : 0;
+    const float dx = cells.p[e / 4][e % 4] * (dp - shared.statistics[4 * Ty() + e / 4].d);
+    d_logit = (visible >> e & 1) != 0 ? dx : 0;
     if (of_product) d_logit *= p.scale * cap_slopes[e / 4][e % 4];
     if (g.amax_dp != nullptr) largest = LargerOf(largest, d_logit);
   }
+  return true;
 }
 
 // P -> keep * P
@@ -71,24 +125,155 @@ __device__ void DropWeights(const Problem& p, Cells& cells) {
   }
 }
 
-// g.row_sums of rows that see a key. The diagonal of a product, so that the terms are summed as
-// those of dO . v are: where a row sees one key, O is its value, and dx is exactly 0.
+// shared.statistics by LSE and the sum of dO * O. The latter is the diagonal of
+// a product, so that its terms are summed as those of dO . v are: where a row sees one key, O is
+// its value, and dx is exactly 0.
+__device__ void StartRows(const Problem& p, const Gradients& g, Shared& shared) {
+  float cells[4][4] = {};
+  AddDots({g.d_out, shared.out, p.head_dim_v}, {p.out, shared.out, p.head_dim_v}, shared.stage,
+          cells);
+  if (Tx() != Ty()) return;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int r = 4 * Ty() + i;
+    shared.statistics[r] = {-INFINITY, 1, 0, false};
+    if (shared.first[r] >= shared.last[r]) continue;
+    shared.statistics[r] = {g.lse[shared.lse_at[r]], 1, cells[i][i], false};
+  }
+}
+
+// What a thread has summed of its four rows over its own keys; the maximum is of all 16 threads'.
+struct RowSums {
+  float max[4];
+  float sum[4];       // of exp(logit - max)
+  float weighted[4];  // of the same times keep * dP
+  Suspicions suspicions;
+};
+
+__device__ void AddKeys(const Problem& p, const Gradients& g, Shared& shared,
+                        const TilePlace& place, RowSums& rows) {
+  __syncthreads();
+  const uint32_t visible = VisibleCells(p, shared, place);
+  if (IsHiddenByBias(p, visible)) return;
+  float cells[4][4] = {}, dp[4][4] = {}, cap_slopes[4][4];
+  AddDots({g.d_out, shared.out, p.head_dim_v}, {p.v, shared.v, p.head_dim_v}, shared.stage, dp);
+  AddDots({p.q, shared.q, p.head_dim_qk}, {p.k, shared.k, p.head_dim_qk}, shared.stage, cells);
+  LookAtProducts(visible, cells, rows.suspicions);
+  ToLogits(p, shared, place, visible, cells, cap_slopes);
+  const uint32_t kept = KeptCells(p, shared, place) & visible;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float here = fmaxf(fmaxf(cells[i][0], cells[i][1]), fmaxf(cells[i][2], cells[i][3]));
+    const float max = fmaxf(rows.max[i], MaxOfRow(here));
+    const bool none = max == -INFINITY;
+    const float shrink = none ? 1 : expf(rows.max[i] - max);
+    rows.max[i] = max;
+    rows.sum[i] *= shrink;
+    rows.weighted[i] *= shrink;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float weight = expf(cells[i][j] - (none ? 0 : max));
+      rows.sum[i] += weight;
+      if ((kept >> (4 * i + j) & 1) != 0) {
+        rows.weighted[i] += weight * p.dropout.keep_factor * dp[i][j];
+      }
+    }
+  }
+}
+
+// The statistics of tile row r in double, by all threads. Where inputs are not finite, they stay.
+__device__ __noinline__ void NormalizeInDouble(const Problem& p, const Gradients& g,
+                                               const TilePlace& place, int r, Shared& shared) {
+  auto* const stage = reinterpret_cast<double*>(shared.stage);
+  const double top = ExactMaximum(p, shared, place, r, stage);
+  if (!isfinite(top)) return;
+  const double sink = SinkOf(p, shared.head[r]), max = sink > top ? sink : top;
+  double own = 0, weighted = 0;
+  for (int64_t j = shared.first[r] + threadIdx.x; j < shared.last[r]; j += kThreads) {
+    if (!ExactIsVisible(p, shared, place, r, j)) continue;
+    const double weight = exp(ExactCellOf(p, shared, place, r, j).logit - max);
+    own += weight;
+    if (weight == 0 || !Keeps(p, shared, r, j)) continue;
+    const int64_t v = KeyStart(p, p.v, nullptr, {place.sequence, KvHeadOf(p, shared, r)}, j);
+    double dp = 0;
+    for (int c = 0; c < p.head_dim_v; ++c) {
+      const float a = LoadOne(g.d_out.dtype, g.d_out.data, shared.out[r] + c * g.d_out.strides.dim);
+      const float b = LoadOne(p.v.dtype, p.v.data, v + c * p.v.strides.dim);
+      dp += static_cast<double>(a * g.d_out.factor) * static_cast<double>(b * p.v.factor);
+    }
+    weighted += weight * static_cast<double>(p.dropout.keep_factor) * dp;
+  }
+  const double sum = ReduceBlock<Reduction::kSum>(own, stage) + exp(sink - max);
+  const double d = ReduceBlock<Reduction::kSum>(weighted, stage) / sum;
+  if (threadIdx.x == 0) {
+    shared.statistics[r] = {max, static_cast<float>(1 / sum), static_cast<float>(d), true};
+  }
+}
+
+// Whether a row's LSE is too large to start from; a NaN comes from the inputs.
+__device__ bool IsLarge(const RowStatistics& row, const Shared& shared, int r) {
+  return shared.first[r] < shared.last[r] && fabs(row.shift) > kLargestLse;
+}
+
+// Replaces the statistics of rows with a large LSE.
+__device__ void NormalizeRows(const Problem& p, const Gradients& g, const RowTile& tile,
+                              TilePlace place, Shared& shared) {
+  const KeyRange keys = KeysOfTile(p.band, p.sequences[place.sequence], tile);
+  const int64_t kv_head = tile.head / p.heads.shared();
+  RowSums rows = {{-INFINITY, -INFINITY, -INFINITY, -INFINITY}, {}, {}, {}};
+  for (int64_t j = keys.first / kKeys * kKeys; j < keys.last; j += kKeys) {
+    place.first_key = j;
+    __syncthreads();
+    SetKeys(p, place.sequence, kv_head, j, keys, shared);
+    AddKeys(p, g, shared, place, rows);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int r = 4 * Ty() + i;
+    RowStatistics& row = shared.statistics[r];
+    const bool is_large = IsLarge(row, shared, r);
+    const float own = SumOfRow(rows.sum[i]), weighted = SumOfRow(rows.weighted[i]);
+    const bool sees = AnyOfRow((rows.suspicions.sees >> i & 1) != 0);
+    const bool overflow = AnyOfRow((rows.suspicions.overflow >> i & 1) != 0);
+    const bool holds = !overflow && isfinite(rows.max[i]) && isfinite(own) && isfinite(weighted);
+    if (Tx() != 0) continue;
+    shared.is_wrong[r] = is_large && sees && !holds;
+    if (!is_large) continue;
+    if (!sees) {
+      row.shift = -INFINITY;
+    } else if (holds) {
+      const auto sink = static_cast<float>(SinkOf(p, shared.head[r]));
+      const float max = fmaxf(rows.max[i], sink), shrink = expf(rows.max[i] - max);
+      const float sum = own * shrink + expf(sink - max);
+      row = {max, 1 / sum, weighted * shrink / sum, false};
+    }
+  }
+  __syncthreads();
+  for (int r = 0; r < kRows; ++r) {
+    if (shared.is_wrong[r]) NormalizeInDouble(p, g, place, r, shared);
+  }
+  __syncthreads();
+}
+
+// g.rows of rows that see a key.
 __global__ void __launch_bounds__(kThreads)
-    RowSumsKernel(const __grid_constant__ Problem p, const __grid_constant__ Gradients g) {
+    RowStatisticsKernel(const __grid_constant__ Problem p, const __grid_constant__ Gradients g) {
   __shared__ Shared shared;
   for (int64_t task = blockIdx.x; task < p.tasks.rows; task += gridDim.x) {
     const int64_t i = SequenceOfTask<&Sequence::first_row_task>(p.sequences, p.batch, task);
     const Sequence s = p.sequences[i];
+    const RowTile tile = RowTileOf(s.q_len, p.heads, task - s.first_row_task);
     __syncthreads();
-    SetRows(p, i, RowTileOf(s.q_len, p.heads, task - s.first_row_task), shared);
-    float cells[4][4] = {};
-    AddDots({g.d_out, shared.out, p.head_dim_v}, {p.out, shared.out, p.head_dim_v}, shared.stage,
-            cells);
-    if (Tx() != Ty()) continue;
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int row = 4 * Ty() + r;
-      if (shared.first[row] < shared.last[row]) g.row_sums[shared.lse_at[row]] = cells[r][r];
+    SetRows(p, i, tile, shared);
+    StartRows(p, g, shared);
+    __syncthreads();
+    const int r = static_cast<int>(threadIdx.x);
+    const bool is_large = r < kRows && IsLarge(shared.statistics[r], shared, r);
+    if (__syncthreads_or(is_large) != 0) {
+      NormalizeRows(p, g, tile, {i, 0, DiagonalShift(p.band, s)}, shared);
+    }
+    if (r < kRows && shared.first[r] < shared.last[r]) {
+      g.rows[shared.lse_at[r]] = shared.statistics[r];
     }
   }
 }
@@ -115,7 +300,7 @@ __global__ void __launch_bounds__(kThreads, kSums == 16 ? 1 : 2)
       __syncthreads();
       SetKeys(p, i, kv_head, j, keys, shared);
       Cells cells;
-      ComputeCells(p, g, shared, place, /*of_product=*/true, cells, largest);
+      if (!ComputeCells(p, g, shared, place, /*of_product=*/true, cells, largest)) continue;
       SetWeightsByKey(cells.d_logit, shared);
       AddWeighted({p.k, shared.k, p.head_dim_qk}, shared, sums);
     }
@@ -150,7 +335,7 @@ __global__ void __launch_bounds__(kThreads, kSums == 16 ? 1 : 2)
       SetRowStatistics(g, shared);
       Cells cells;
       float largest = 0;  // The rows' pass has that.
-      ComputeCells(p, g, shared, place, /*of_product=*/true, cells, largest);
+      if (!ComputeCells(p, g, shared, place, /*of_product=*/true, cells, largest)) continue;
       DropWeights(p, cells);
       SetWeightsByRow(cells.p, shared);
       AddWeighted({g.d_out, shared.out, p.head_dim_v}, shared, dv);
@@ -177,7 +362,8 @@ __device__ void AddBiasGradients(const Problem& p, const Gradients& g, const Til
   SetKeys(p, place.sequence, tile.head / p.heads.shared(), place.first_key, keys, shared);
   Cells cells;
   float largest = 0;
-  ComputeCells(p, g, shared, place, p.bias_kind == BiasKind::kPreScale, cells, largest);
+  const bool of_product = p.bias_kind == BiasKind::kPreScale;
+  if (!ComputeCells(p, g, shared, place, of_product, cells, largest)) return;
 #pragma unroll
   for (int e = 0; e < 16; ++e) sums[e / 4][e % 4] += cells.d_logit[e / 4][e % 4];
 }
@@ -248,8 +434,11 @@ __global__ void __launch_bounds__(kSinkThreads)
       for (int64_t row = lane; row < s.q_len; row += 32) {
         const KeyRange keys = VisibleKeys(p.band, s, row, row);
         const int64_t at = i * p.lse.batch + (s.q_row + row) * p.lse.seq + head * p.lse.head;
-        if (keys.first >= keys.last || g.lse[at] == -INFINITY) continue;
-        sum -= static_cast<double>(expf(sink - g.lse[at]) * g.row_sums[at]);
+        if (keys.first >= keys.last) continue;
+        const RowStatistics& statistics = g.rows[at];
+        if (statistics.shift == -INFINITY) continue;
+        const double weight = exp(sink - statistics.shift) * statistics.inverse_sum;
+        sum -= weight * static_cast<double>(statistics.d);
       }
     }
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
@@ -280,7 +469,7 @@ void LaunchKeyGradients(const Problem& p, const Gradients& g, cudaStream_t strea
 }  // namespace
 
 cudaError_t LaunchBackward(const Problem& p, const Gradients& g, cudaStream_t stream) {
-  if (p.tasks.rows > 0) RowSumsKernel<<<GridOf(p.tasks.rows), kThreads, 0, stream>>>(p, g);
+  if (p.tasks.rows > 0) RowStatisticsKernel<<<GridOf(p.tasks.rows), kThreads, 0, stream>>>(p, g);
   const auto launch_q = p.head_dim_qk <= 64    ? LaunchQueryGradients<4>
                         : p.head_dim_qk <= 128 ? LaunchQueryGradients<8>
                                                : LaunchQueryGradients<16>;

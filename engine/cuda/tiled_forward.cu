@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "engine/cuda/tiled_products.h"
+#include "engine/cuda/tiled_exact.h"
 
 namespace attnd::tiled {
 namespace {
@@ -13,16 +13,6 @@ struct RowStates {
   float max[4];
   float sum[4];
 };
-
-__device__ float MaxOfRow(float x) {
-  for (int step = 8; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
-  return x;
-}
-
-__device__ float SumOfRow(float x) {
-  for (int step = 8; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
-}
 
 // Logits -> exp(logit - row maximum so far), with the sums of older tiles brought to that maximum.
 // NaN stays NaN: fmaxf passes it by, and expf does not.
@@ -47,15 +37,6 @@ __device__ void Softmax(float (&cells)[4][4], RowStates& rows, float (&sums)[4][
   }
 }
 
-__device__ float SinkOf(const Problem& p, int64_t head) {
-  switch (p.softmax_kind) {
-    case SoftmaxKind::kVanilla: return -INFINITY;
-    case SoftmaxKind::kOffByOne: return 0;
-    case SoftmaxKind::kLearnable: return p.softmax_offset[head];
-  }
-  return -INFINITY;
-}
-
 // Writes LSE, and gives what makes O of the sums: 0 in rows without a finite logit.
 __device__ void FinishRows(const Problem& p, const ForwardTargets& f, const Shared& shared,
                            const RowStates& rows, float (&factors)[4]) {
@@ -64,7 +45,7 @@ __device__ void FinishRows(const Problem& p, const ForwardTargets& f, const Shar
   for (int i = 0; i < 4; ++i) {
     const int r = 4 * Ty() + i;
     const float own = SumOfRow(rows.sum[i]);
-    const float sink = SinkOf(p, shared.head[r]);
+    const auto sink = static_cast<float>(SinkOf(p, shared.head[r]));
     float lse = sink;
     factors[i] = 0;
     if (own != 0) {
@@ -78,6 +59,61 @@ __device__ void FinishRows(const Problem& p, const ForwardTargets& f, const Shar
     if (f.lse != nullptr && Tx() == 0 && shared.lse_at[r] >= 0) f.lse[shared.lse_at[r]] = lse;
   }
   RaiseAmax(f.amax_s, largest_p);
+}
+
+// Marks the rows whose results float32 could not hold. They are computed again in double.
+template <int kSums>
+__device__ void MarkRows(const Suspicions& s, const RowStates& rows, const float (&sums)[4][kSums],
+                         Shared& shared) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    bool is_wrong = (s.overflow >> i & 1) != 0 || !isfinite(rows.sum[i]);
+#pragma unroll
+    for (int n = 0; n < kSums; ++n) is_wrong = is_wrong || !isfinite(sums[i][n]);
+    const bool sees = AnyOfRow((s.sees >> i & 1) != 0);
+    is_wrong = AnyOfRow(is_wrong) || (sees && !isfinite(rows.max[i]));
+    if (Tx() == 0) shared.is_wrong[4 * Ty() + i] = is_wrong;
+  }
+}
+
+// O and LSE of tile row r in double, by all threads. Where inputs are not finite, they stay.
+__device__ __noinline__ void RepairRow(const Problem& p, const ForwardTargets& f,
+                                       const TilePlace& place, int r, Shared& shared) {
+  auto* const stage = reinterpret_cast<double*>(shared.stage);
+  const double top = ExactMaximum(p, shared, place, r, stage);
+  if (!isfinite(top)) return;
+  const double sink = SinkOf(p, shared.head[r]), max = sink > top ? sink : top;
+  const int c = static_cast<int>(threadIdx.x);
+  double own = 0, out = 0;
+  for (int64_t first = shared.first[r]; first < shared.last[r]; first += kThreads) {
+    const int64_t j = first + threadIdx.x;
+    double weight = 0;
+    if (j < shared.last[r] && ExactIsVisible(p, shared, place, r, j)) {
+      weight = exp(ExactCellOf(p, shared, place, r, j).logit - max);
+    }
+    own += weight;
+    __syncthreads();
+    stage[threadIdx.x] = Keeps(p, shared, r, j) ? weight : 0;
+    __syncthreads();
+    for (int n = 0; n < kThreads && c < p.head_dim_v; ++n) {
+      if (stage[n] == 0) continue;
+      const int64_t v =
+          KeyStart(p, p.v, p.pages_v, {place.sequence, KvHeadOf(p, shared, r)}, first + n);
+      out += stage[n] * static_cast<double>(LoadOne(p.v.dtype, p.v.data, v + c * p.v.strides.dim) *
+                                            p.v.factor);
+    }
+  }
+  const double sum = ReduceBlock<Reduction::kSum>(own, stage) + exp(sink - max);
+  const auto value = static_cast<float>(out / sum * static_cast<double>(p.dropout.keep_factor));
+  if (c < p.head_dim_v) {
+    WithType(f.out.dtype, [&](auto tag) {
+      StoreOne<typename decltype(tag)::Type>(f.out.data, shared.out[r] + c * p.out.strides.dim,
+                                             value * f.out.factor);
+    });
+  }
+  RaiseAmax(f.out.amax, c < p.head_dim_v ? LargerOf(0, value) : 0);
+  RaiseAmax(f.amax_s, c == 0 ? static_cast<float>(exp(top - max) / sum) : 0);
+  if (c == 0 && f.lse != nullptr) f.lse[shared.lse_at[r]] = static_cast<float>(max + log(sum));
 }
 
 template <int kSums>
@@ -100,14 +136,18 @@ __global__ void __launch_bounds__(kThreads, kSums == 16 ? 1 : 2)
       rows.max[r] = -INFINITY;
       rows.sum[r] = 0;
     }
+    Suspicions suspicions;
     TilePlace place = {i, 0, DiagonalShift(p.band, s)};
     for (int64_t j = keys.first / kKeys * kKeys; j < keys.last; j += kKeys) {
       place.first_key = j;
       __syncthreads();
       SetKeys(p, i, kv_head, j, keys, shared);
+      const uint32_t visible = VisibleCells(p, shared, place);
+      if (IsHiddenByBias(p, visible)) continue;
       float cells[4][4] = {}, cap_slopes[4][4];
       AddDots({p.q, shared.q, p.head_dim_qk}, {p.k, shared.k, p.head_dim_qk}, shared.stage, cells);
-      ToLogits(p, shared, place, cells, cap_slopes);
+      LookAtProducts(visible, cells, suspicions);
+      ToLogits(p, shared, place, visible, cells, cap_slopes);
       Softmax(cells, rows, sums);
       const uint32_t kept = KeptCells(p, shared, place);
 #pragma unroll
@@ -117,10 +157,15 @@ __global__ void __launch_bounds__(kThreads, kSums == 16 ? 1 : 2)
       SetWeightsByKey(cells, shared);
       AddWeighted({p.v, shared.v, p.head_dim_v}, shared, sums);
     }
+    MarkRows(suspicions, rows, sums, shared);
     __syncthreads();
     float factors[4];
     FinishRows(p, f, shared, rows, factors);
     StoreRows(f.out, p.out, shared.out, p.head_dim_v, sums, factors, shared.stage);
+    if (__syncthreads_or(threadIdx.x < kRows && shared.is_wrong[threadIdx.x]) == 0) continue;
+    for (int r = 0; r < kRows; ++r) {
+      if (shared.is_wrong[r]) RepairRow(p, f, place, r, shared);
+    }
   }
 }
 

@@ -78,10 +78,18 @@ cudaError_t LaunchForward(const Problem& problem, const ForwardTargets& targets,
 // lse[0 .. count - 1] = -inf
 cudaError_t FillLse(float* lse, int64_t count, cudaStream_t stream);
 
+// What backward starts from in a row: P = exp(logit - shift) * inverse_sum.
+struct RowStatistics {
+  double shift;  // -inf: the row has no gradients.
+  float inverse_sum;
+  float d;        // sum of dO * O
+  bool is_exact;  // Float32 does not hold the row's logits: its cells are computed in double.
+};
+
 struct Gradients {
   Matrix d_out;  // Lies as Problem::out.
   const float* lse = nullptr;
-  float* row_sums = nullptr;  // Scratch of LSE's shape: sum of dO * O over a row.
+  RowStatistics* rows = nullptr;  // Scratch of LSE's shape.
   Target dq, dk, dv;
   std::byte* d_bias = nullptr;        // Null: not wanted.
   int64_t bias_shape[4] = {};         // Of d_bias.

@@ -23,7 +23,8 @@ struct Shared {
   int64_t first[kRows], last[kRows];  // Visible keys.
   int64_t head[kRows], row[kRows];
   DropoutKey dropout_key[kRows];
-  float lse[kRows], row_sum[kRows];  // Backward.
+  bool is_wrong[kRows];             // Forward: float32 could not hold the row.
+  RowStatistics statistics[kRows];  // Backward.
   // Of the tile's keys, in K and in V; -1: not to be read.
   int64_t k[kKeys], v[kKeys];
 };
@@ -97,6 +98,25 @@ __device__ inline void SetRows(const Problem& p, int64_t sequence, const RowTile
   if (p.dropout.on) shared.dropout_key[r] = DropoutKeyOf(p.dropout, sequence, head);
 }
 
+struct SequenceHead {
+  int64_t sequence;
+  int64_t head;
+};
+
+// Where a key of a KV head starts in `m`, which is K or V; `pages` is its page table, or null.
+__device__ inline int64_t KeyStart(const Problem& p, const Matrix& m, const int32_t* pages,
+                                   const SequenceHead& at, int64_t key) {
+  if (pages == nullptr) {
+    return RowStart(m, at.sequence, p.sequences[at.sequence].kv_row, key, at.head);
+  }
+  const int64_t entry = at.sequence * p.pages_per_sequence + key / p.page_size;
+  return RowStart(m, pages[entry], 0, key % p.page_size, at.head);
+}
+
+__device__ inline int64_t KvHeadOf(const Problem& p, const Shared& shared, int r) {
+  return shared.head[r] / p.heads.shared();
+}
+
 // Threads 0 .. kKeys - 1 each fill one key from first_key on, where it is one of `keys`. Follows
 // and precedes a barrier.
 __device__ inline void SetKeys(const Problem& p, int64_t sequence, int64_t kv_head,
@@ -106,15 +126,8 @@ __device__ inline void SetKeys(const Problem& p, int64_t sequence, int64_t kv_he
   const int64_t j = first_key + n;
   shared.k[n] = shared.v[n] = -1;
   if (j < keys.first || j >= keys.last) return;
-  if (p.pages_k == nullptr) {
-    const int64_t kv_row = p.sequences[sequence].kv_row;
-    shared.k[n] = RowStart(p.k, sequence, kv_row, j, kv_head);
-    shared.v[n] = RowStart(p.v, sequence, kv_row, j, kv_head);
-    return;
-  }
-  const int64_t entry = sequence * p.pages_per_sequence + j / p.page_size;
-  shared.k[n] = RowStart(p.k, p.pages_k[entry], 0, j % p.page_size, kv_head);
-  shared.v[n] = RowStart(p.v, p.pages_v[entry], 0, j % p.page_size, kv_head);
+  shared.k[n] = KeyStart(p, p.k, p.pages_k, {sequence, kv_head}, j);
+  shared.v[n] = KeyStart(p, p.v, p.pages_v, {sequence, kv_head}, j);
 }
 
 // Components c0 .. c0 + kChunk - 1 of 64 rows -> [kChunk, kPitch], a column for each row. 0 where

@@ -22,7 +22,8 @@ TiledWorkspace LayOut(const AttentionProblem& p, bool backward) {
                                static_cast<int64_t>(sizeof(float)));
   w.arrays_end = layout.Take(0);
   if (backward) {
-    w.row_sums = layout.Take(*NumElements(p.lse_desc.shape) * static_cast<int64_t>(sizeof(float)));
+    w.rows = layout.Take(*NumElements(p.lse_desc.shape) *
+                         static_cast<int64_t>(sizeof(tiled::RowStatistics)));
   }
   w.bytes = layout.bytes();
   return w;
@@ -123,7 +124,8 @@ absl::Status ClearGradients(const AttentionProblem& p, const BackwardBuffers& b,
   return absl::OkStatus();
 }
 
-tiled::Gradients GradientsOf(const AttentionProblem& p, const BackwardBuffers& b, float* row_sums) {
+tiled::Gradients GradientsOf(const AttentionProblem& p, const BackwardBuffers& b,
+                             tiled::RowStatistics* rows) {
   auto target = [&](const TensorView& view, float factor, int amax) {
     std::byte* const data = b.grads[static_cast<size_t>(view.buffer)];
     return tiled::Target{data == nullptr ? nullptr : data + view.byte_offset, p.dtype, factor,
@@ -132,7 +134,7 @@ tiled::Gradients GradientsOf(const AttentionProblem& p, const BackwardBuffers& b
   tiled::Gradients g;
   g.d_out = MatrixOf(p.out, b.d_out, p.out_dtype, p.d_out_descale());
   g.lse = b.lse;
-  g.row_sums = row_sums;
+  g.rows = rows;
   g.dq = target(p.q, p.fp8.scale_d_q, 1);
   g.dk = target(p.k, p.fp8.scale_d_k, 2);
   g.dv = target(p.v, p.fp8.scale_d_v, 3);
@@ -206,7 +208,7 @@ absl::Status TiledBackwardPlan::Backward(const AttentionProblem& problem,
   ATTND_RETURN_IF_ERROR(SendArrays(problem, b, workspace_, t));
   auto& context = *static_cast<DeviceContext*>(b.queue);
   ATTND_RETURN_IF_ERROR(ClearGradients(problem, b, context));
-  const tiled::Gradients g = GradientsOf(problem, b, workspace.At<float>(workspace_.row_sums));
+  const tiled::Gradients g = GradientsOf(problem, b, workspace.At<tiled::RowStatistics>(workspace_.rows));
   return CudaStatus(tiled::LaunchBackward(t, g, context.stream()), "the tiled backward kernels");
 }
 

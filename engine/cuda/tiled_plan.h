@@ -19,7 +19,7 @@ struct TiledWorkspace {
   int64_t sequences = 0;
   int64_t alibi_slopes = 0;
   int64_t arrays_end = 0;  // Both arrays come from the host in one copy.
-  int64_t row_sums = 0;    // FLOAT32, of LSE's shape; backward.
+  int64_t rows = 0;        // tiled::RowStatistics, of LSE's shape; backward.
   int64_t bytes = 0;
 
   bool operator==(const TiledWorkspace&) const = default;

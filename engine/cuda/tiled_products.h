@@ -69,6 +69,37 @@ __device__ inline void AddWeighted(const Operand& b, Shared& shared, float (&sum
   }
 }
 
+// Of the 16 threads that share a row.
+__device__ inline float MaxOfRow(float x) {
+  for (int step = 8; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+
+__device__ inline float SumOfRow(float x) {
+  for (int step = 8; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+}
+
+__device__ inline bool AnyOfRow(bool x) {
+  const unsigned half = threadIdx.x % 32 < 16 ? 0xFFFFu : 0xFFFF0000u;
+  return (__ballot_sync(~0u, x) & half) != 0;
+}
+
+// What a thread has seen in its four rows: bit i is of row 4 * ty + i.
+struct Suspicions {
+  uint32_t sees = 0;      // A key.
+  uint32_t overflow = 0;  // A product past float32, or a NaN.
+};
+
+__device__ inline void LookAtProducts(uint32_t visible, const float (&cells)[4][4], Suspicions& s) {
+#pragma unroll
+  for (int e = 0; e < 16; ++e) {
+    const uint32_t is_visible = visible >> e & 1;
+    s.sees |= is_visible << (e / 4);
+    if (is_visible != 0 && !isfinite(cells[e / 4][e % 4])) s.overflow |= 1u << (e / 4);
+  }
+}
+
 // Cells of rows 4 * ty + i and keys 4 * tx + j -> weights[key][row].
 __device__ inline void SetWeightsByKey(const float (&cells)[4][4], Shared& shared) {
 #pragma unroll
@@ -98,32 +129,63 @@ __device__ inline int64_t DiagonalShift(const Band& band, const Sequence& s) {
   return band.bottom_right ? s.kv_len - s.q_len : 0;
 }
 
-// Products q.k of a tile -> logits, -inf where the mask hides the key; and the derivative of the
-// soft cap at them. Bit 4 * i + j of the result: the cell is visible.
-__device__ inline uint32_t ToLogits(const Problem& p, const Shared& shared, const TilePlace& place,
-                                    float (&cells)[4][4], float (&cap_slopes)[4][4]) {
-  const bool pre_scale = p.bias_kind == BiasKind::kPreScale;
-  const bool post_scale = p.bias_kind == BiasKind::kPostScale;
-  const bool alibi = p.bias_kind == BiasKind::kAlibi;
+__device__ inline bool HasDenseBias(const Problem& p) {
+  return p.bias_kind == BiasKind::kPreScale || p.bias_kind == BiasKind::kPostScale;
+}
+
+// Of the cell of tile row r and key `key`.
+__device__ inline float BiasOf(const Problem& p, const Shared& shared, const TilePlace& place,
+                               int r, int64_t key) {
   const Strides& bs = p.bias_strides;
+  return LoadOne(
+      p.q.dtype, p.bias,
+      place.sequence * bs.batch + shared.head[r] * bs.head + shared.row[r] * bs.seq + key * bs.dim);
+}
+
+// Bit 4 * i + j: neither the mask nor a bias of -inf hides the cell.
+__device__ inline uint32_t VisibleCells(const Problem& p, const Shared& shared,
+                                        const TilePlace& place) {
+  const bool has_bias = HasDenseBias(p);
   uint32_t visible = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int r = 4 * Ty() + i;
-    const int64_t row = shared.row[r], head = shared.head[r];
     const int64_t key0 = place.first_key + 4 * Tx();
     const int64_t first = shared.first[r] - key0, last = shared.last[r] - key0;
-    const int64_t bias_at =
-        place.sequence * bs.batch + head * bs.head + row * bs.seq + key0 * bs.dim;
-    const float slope = alibi ? p.alibi_slopes[head] : 0;
-    const int64_t distance = key0 - (row + place.diagonal_shift);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const bool is_visible = j >= first && j < last;
+      bool is_visible = j >= first && j < last;
+      if (has_bias && is_visible) is_visible = BiasOf(p, shared, place, r, key0 + j) != -INFINITY;
       visible |= (is_visible ? 1u : 0u) << (4 * i + j);
+    }
+  }
+  return visible;
+}
+
+// Whether a bias hides all of the tile from all of its rows. A barrier; follows one.
+__device__ inline bool IsHiddenByBias(const Problem& p, uint32_t visible) {
+  return HasDenseBias(p) && __syncthreads_or(visible != 0) == 0;
+}
+
+// Products q.k of a tile -> logits, -inf in cells that are not visible; and the derivative of the
+// soft cap at them.
+__device__ inline void ToLogits(const Problem& p, const Shared& shared, const TilePlace& place,
+                                uint32_t visible, float (&cells)[4][4], float (&cap_slopes)[4][4]) {
+  const bool pre_scale = p.bias_kind == BiasKind::kPreScale;
+  const bool post_scale = p.bias_kind == BiasKind::kPostScale;
+  const bool alibi = p.bias_kind == BiasKind::kAlibi;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int r = 4 * Ty() + i;
+    const int64_t key0 = place.first_key + 4 * Tx();
+    const float slope = alibi ? p.alibi_slopes[shared.head[r]] : 0;
+    const int64_t distance = key0 - (shared.row[r] + place.diagonal_shift);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const bool is_visible = (visible >> (4 * i + j) & 1) != 0;
       float bias = 0;
       if ((pre_scale || post_scale) && is_visible) {
-        bias = LoadOne(p.q.dtype, p.bias, bias_at + j * bs.dim);
+        bias = BiasOf(p, shared, place, r, key0 + j);
       }
       float x = cells[i][j];
       if (pre_scale) x += bias;
@@ -139,7 +201,6 @@ __device__ inline uint32_t ToLogits(const Problem& p, const Shared& shared, cons
       cells[i][j] = is_visible ? x : -INFINITY;
     }
   }
-  return visible;
 }
 
 // Bit 4 * i + j: dropout keeps the cell.
