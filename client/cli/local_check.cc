@@ -33,7 +33,10 @@ TensorDesc ToDesc(const v1::Tensor& tensor) {
 
 absl::StatusOr<RequestedView> ToView(const v1::View& view) {
   ATTND_ASSIGN_OR_RETURN(const Buffer buffer, ToBuffer(view.buffer()));
-  return RequestedView{buffer, view.byte_offset(), {view.strides().begin(), view.strides().end()}};
+  RequestedView made{
+      buffer, view.byte_offset(), {view.strides().begin(), view.strides().end()}, {}};
+  if (view.has_group_stride()) made.group_stride = view.group_stride();
+  return made;
 }
 
 Fp8Scales ToFp8Scales(const v1::Fp8Scales& from) {

@@ -96,7 +96,7 @@ void AddRequestOptions(CLI::App& sub, RequestOptions* r) {
   sub.add_option("--fp8-scale", r->fp8_scales,
                  "FP8: NAME=VALUE of a field of Fp8Scales (default of all: 1); may be repeated");
   sub.add_option("--view", r->views,
-                 "STRIDED: q|k|v:BUFFER:BYTE_OFFSET:STRIDES (elements); three times")
+                 "STRIDED: q|k|v:BUFFER:BYTE_OFFSET:STRIDES[:GROUP_STRIDE] (elements); three times")
       ->expected(1, 3);
   AddSizeOptions(sub, r);
   AddSequenceOptions(sub, r);

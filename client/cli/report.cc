@@ -234,25 +234,29 @@ std::string PlanText(const v1::PlanResponse& reply) {
   std::string text;
   if (reply.has_resolved()) {
     std::vector<std::vector<std::string>> rows;
-    const auto add = [&rows](const char* name, const v1::ResolvedView& view) {
+    const bool has_groups = reply.resolved().q().has_group_stride();
+    const auto add = [&](const char* name, const v1::ResolvedView& view) {
       rows.push_back({name, view.buffer(), absl::StrCat(view.byte_offset())});
       for (int i = 0; i < 4; ++i) {
         rows.back().push_back(i < view.strides_size() ? absl::StrCat(view.strides(i)) : "-");
+      }
+      if (has_groups) {
+        rows.back().push_back(view.has_group_stride() ? absl::StrCat(view.group_stride()) : "-");
       }
     };
     add("q", reply.resolved().q());
     add("k", reply.resolved().k());
     add("v", reply.resolved().v());
     add("out", reply.resolved().out());
-    text += RenderTable({{"tensor"},
-                         {"buffer"},
-                         {"byte offset", Align::kRight},
-                         {"batch stride", Align::kRight},
-                         {"seq stride", Align::kRight},
-                         {"head stride", Align::kRight},
-                         {"dim stride", Align::kRight}},
-                        rows) +
-            "\n";
+    std::vector<Column> columns = {{"tensor"},
+                                   {"buffer"},
+                                   {"byte offset", Align::kRight},
+                                   {"batch stride", Align::kRight},
+                                   {"seq stride", Align::kRight},
+                                   {"head stride", Align::kRight},
+                                   {"dim stride", Align::kRight}};
+    if (has_groups) columns.push_back({"group stride", Align::kRight});
+    text += RenderTable(columns, rows) + "\n";
   }
   if (!reply.supported()) return text + "not supported: " + reply.reason() + "\n";
   absl::StrAppend(&text, "supported by ", reply.backend(), ", engine ", reply.engine(), "\n");

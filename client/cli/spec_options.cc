@@ -73,9 +73,12 @@ absl::Status ParseView(const std::string& text, v1::Views* views) {
   const std::vector<std::string> parts = absl::StrSplit(text, ':');
   v1::View view;
   int64_t byte_offset = 0;
-  if (parts.size() != 4 || !absl::SimpleAtoi(parts[2], &byte_offset)) {
-    return Usage("--view", "is q|k|v:BUFFER:BYTE_OFFSET:STRIDES, not " + text);
+  int64_t group_stride = 0;
+  if (parts.size() < 4 || parts.size() > 5 || !absl::SimpleAtoi(parts[2], &byte_offset) ||
+      (parts.size() == 5 && !absl::SimpleAtoi(parts[4], &group_stride))) {
+    return Usage("--view", "is q|k|v:BUFFER:BYTE_OFFSET:STRIDES[:GROUP_STRIDE], not " + text);
   }
+  if (parts.size() == 5) view.set_group_stride(group_stride);
   view.set_buffer(parts[1]);
   view.set_byte_offset(byte_offset);
   absl::Status status = ParseList("--view", parts[3], view.mutable_strides());

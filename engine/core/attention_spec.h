@@ -70,7 +70,8 @@ struct Dropout {
 struct RequestedView {
   Buffer buffer = Buffer::kQ;
   int64_t byte_offset = 0;
-  std::vector<int64_t> strides;  // 4, or 3 on a THD side.
+  std::vector<int64_t> strides;         // 4, or 3 on a THD side.
+  std::optional<int64_t> group_stride;  // Of q alone.
 };
 
 struct AttentionSpec {

@@ -67,14 +67,15 @@ struct Occupied {
   const char* name;
   const TensorView* view;
   int64_t start;  // In elements of the buffer.
-  std::array<int64_t, 4>
-      last;  // Coordinates: sequence, row, head, component. Negative: no element.
+  // Coordinates: sequence, row, group, head, component. Negative: no element.
+  std::array<int64_t, 5> last;
 
   bool IsEmpty() const {
     return std::any_of(last.begin(), last.end(), [](auto x) { return x < 0; });
   }
-  std::array<int64_t, 4> strides() const {
-    return {view->strides.batch, view->strides.seq, view->strides.head, view->strides.dim};
+  std::array<int64_t, 5> strides() const {
+    const Strides& s = view->strides;
+    return {s.batch, s.seq, view->group_stride, s.head, s.dim};
   }
 };
 
@@ -88,23 +89,26 @@ Occupied Describe(const AttentionProblem& p, const char* name, const TensorView&
       rows = std::max(rows, is_q ? s.q_row + s.q_len : s.kv_row + s.kv_len);
     }
   }
+  const int64_t heads = is_q ? p.num_heads : p.num_kv_heads;
+  const int64_t group = view.group_heads == 0 ? heads : view.group_heads;
   return {name,
           &view,
           view.byte_offset / SizeOf(p.dtype),
-          {(is_thd ? 1 : p.batch) - 1, rows - 1, (is_q ? p.num_heads : p.num_kv_heads) - 1,
+          {(is_thd ? 1 : p.batch) - 1, rows - 1, heads / group - 1, group - 1,
            (&view == &p.v ? p.head_dim_v : p.head_dim_qk) - 1}};
 }
 
 bool MeetsItself(const Occupied& a) {
   std::vector<Axis> axes;
-  for (size_t k = 0; k < 4; ++k) axes.push_back({a.strides()[k], -a.last[k], a.last[k]});
+  for (size_t k = 0; k < a.last.size(); ++k)
+    axes.push_back({a.strides()[k], -a.last[k], a.last[k]});
   return Search(std::move(axes)).Reaches(0, true);
 }
 
 bool Meet(const Occupied& a, const Occupied& b) {
   if (a.view->buffer != b.view->buffer) return false;
   std::vector<Axis> axes;
-  for (size_t k = 0; k < 4; ++k) {
+  for (size_t k = 0; k < a.last.size(); ++k) {
     if (a.strides()[k] == b.strides()[k]) {
       axes.push_back({a.strides()[k], -b.last[k], a.last[k]});
     } else {

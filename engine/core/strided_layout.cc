@@ -59,6 +59,15 @@ absl::Status CheckView(const RequestedView& view, int which, DType dtype) {
                           absl::StrCat("has ", stride, "; strides are not negative"));
     }
   }
+  if (view.group_stride && which != 0) {
+    return InvalidField(
+        reason::kMisplacedField, Sub(which, "group_stride"),
+        "is set, but a group has one head of K and of V: strides say where it lies");
+  }
+  if (view.group_stride && *view.group_stride < 0) {
+    return InvalidField(reason::kInvalidField, Sub(which, "group_stride"),
+                        absl::StrCat("is ", *view.group_stride, "; strides are not negative"));
+  }
   if (view.byte_offset < 0 || view.byte_offset % SizeOf(dtype) != 0) {
     return InvalidField(reason::kInvalidField, Sub(which, "byte_offset"),
                         absl::StrCat("is ", view.byte_offset, "; it must be a multiple of ",
@@ -138,6 +147,21 @@ void PlaceView(const RequestedView& requested, TensorView& view) {
   view.start_multiplier = s.size() == 3 ? s[0] : 0;
 }
 
+// Groups of query heads, where no head stride alone says where these lie.
+void PlaceGroups(const RequestedView& requested, int64_t h, int64_t g, TensorView& view) {
+  const int64_t heads = h / g;
+  if (!requested.group_stride || g == 1 || h % g != 0) return;
+  if (heads == 1) {
+    view.strides.head = *requested.group_stride;
+  } else if (view.strides.head > 0 && *requested.group_stride / view.strides.head == heads &&
+             *requested.group_stride % view.strides.head == 0) {
+    return;
+  } else {
+    view.group_heads = heads;
+    view.group_stride = *requested.group_stride;
+  }
+}
+
 // One past the last element that a view touches with these extents, 0 where it touches none;
 // nullopt where that passes 2^63.
 struct Extents {
@@ -146,9 +170,11 @@ struct Extents {
 std::optional<int64_t> End(const TensorView& view, DType dtype, const Extents& n) {
   if (n.batch == 0 || n.seq == 0) return 0;
   int64_t last = view.byte_offset / SizeOf(dtype);
+  const int64_t group = view.group_heads == 0 ? n.heads : view.group_heads;
   const std::pair<int64_t, int64_t> axes[] = {{n.batch, view.strides.batch},
                                               {n.seq, view.strides.seq},
-                                              {n.heads, view.strides.head},
+                                              {n.heads / group, view.group_stride},
+                                              {group, view.strides.head},
                                               {n.dims, view.strides.dim}};
   for (const auto& [extent, stride] : axes) {
     int64_t reach;
@@ -248,6 +274,7 @@ absl::Status ResolveStrided(const AttentionSpec& spec, const Sequences& sequence
     sizes.pages_v.value = CountPages(p.v, p, {1, *spec.page_size, g, *spec.head_dim_v}, sequences);
   }
   ATTND_RETURN_IF_ERROR(ResolveSequences(spec, sequences, false, sizes, p));
+  PlaceGroups((*spec.views)[0], *spec.num_heads, g, p.q);
   const std::array<Extents, 3> all = ExtentsOf(spec, sequences, p);
   for (int i = 0; i < 3; ++i) {
     // One row for any number of positions would make a few bytes cost any time.

@@ -45,7 +45,7 @@ struct Strides {
 };
 
 // Element (sequence i, row j, head n, component c) of the logical tensor is at
-//   buffer + byte_offset + E * (i * batch + (row(i) + j) * seq + n * head + c * dim)
+//   buffer + byte_offset + E * (i * batch + (row(i) + j) * seq + HeadStart(n) + c * dim)
 // where row(i) is the sequence's row in a token buffer (SequenceExtent), 0 on a dense side. On a
 // paged side `i * batch + (row(i) + j) * seq` is `page * batch + (j % page_size) * seq` instead,
 // with page = page_table[i][j / page_size].
@@ -57,6 +57,15 @@ struct TensorView {
   // seq stride on a THD side, 0 elsewhere. (cuDNN's ragged offset of sequence i is this times its
   // row; the byte offset stays in the pointer.)
   int64_t start_multiplier = 0;
+  // Query heads that lie in groups (a projection [s, b, g, (h/g + 2), d]): so many heads of a group
+  // are `head` apart, and groups group_stride. 0: there are no groups.
+  int64_t group_heads = 0;
+  int64_t group_stride = 0;
+
+  int64_t HeadStart(int64_t n) const {
+    return group_heads == 0 ? n * strides.head
+                            : n / group_heads * group_stride + n % group_heads * strides.head;
+  }
 
   bool operator==(const TensorView&) const = default;
 };

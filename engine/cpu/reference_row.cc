@@ -107,7 +107,7 @@ double ReferenceRow::Sink(int64_t n) const {
 int64_t ReferenceRow::QueryElement(const TensorView& view, int64_t i, int64_t n,
                                    int64_t row) const {
   const int64_t start = p_.sequences[static_cast<size_t>(i)].q_row * view.start_multiplier;
-  return i * view.strides.batch + start + row * view.strides.seq + n * view.strides.head;
+  return i * view.strides.batch + start + row * view.strides.seq + view.HeadStart(n);
 }
 
 int64_t ReferenceRow::KeyElement(int64_t i, int64_t n, int64_t j) const {

@@ -202,7 +202,7 @@ RequestArrays FillRequestArrays(const AttentionProblem& p, const SdpaDescription
   if (d.ragged_q) {
     auto q_like = [](const TensorView& view) {
       return [&view](const Place& x) {
-        return Range(StartOf(view, x.i, x.extent.q_row) + x.head * view.strides.head +
+        return Range(StartOf(view, x.i, x.extent.q_row) + view.HeadStart(x.head) +
                          x.slot.skipped * view.strides.seq,
                      x.slot.q_len * view.strides.seq);
       };

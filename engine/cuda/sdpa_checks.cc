@@ -99,7 +99,10 @@ absl::Status CheckView(const TensorView& view, DType dtype, const Extents& exten
   }
   const int64_t multiple = kAlignmentBytes / SizeOf(dtype);
   const std::pair<int64_t, int64_t> axes[] = {
-      {s.batch, extents.batch}, {s.seq, extents.rows}, {s.head, extents.heads}};
+      {s.batch, extents.batch},
+      {s.seq, extents.rows},
+      {s.head, extents.heads},
+      {view.group_stride, view.group_heads == 0 ? 1 : extents.heads}};
   for (const auto& [stride, extent] : axes) {
     if (extent <= 1) continue;  // It says nothing, and the graph is told another.
     if (stride > kMaxStride) {

@@ -70,7 +70,8 @@ bool HasOwnPlan(int64_t length) {
 }
 
 bool RunsDense(const AttentionProblem& p, bool is_backward) {
-  if (p.q_is_thd || p.kv_is_thd || p.has_lengths || p.is_paged) return false;
+  if (p.q_is_thd || p.kv_is_thd || p.has_lengths || p.is_paged || p.q.group_heads != 0)
+    return false;
   const bool is_decode =
       p.max_seqlen_q == 1 && !is_backward && p.softmax_kind == SoftmaxKind::kVanilla;
   if (!HasOwnPlan(p.max_seqlen_kv) || (!is_decode && !HasOwnPlan(p.max_seqlen_q))) return false;
@@ -79,10 +80,12 @@ bool RunsDense(const AttentionProblem& p, bool is_backward) {
 
 // In [b, h, s, d] the distance of two heads grows with the axis, and would make a plan for every
 // length. There each head becomes a sequence of its own, with one head; a head of K and V that
-// several query heads share is then read by each of them. Its gradient is not theirs to write.
+// several query heads share is then read by each of them. Its gradient is not theirs to write. The
+// same where query heads lie in groups, and no one distance is theirs.
 bool SplitsHeads(const AttentionProblem& p, bool is_backward) {
   if (is_backward && p.num_heads != p.num_kv_heads) return false;
   if (p.is_paged || p.q_is_thd || p.kv_is_thd || p.num_heads == 1) return false;
+  if (p.q.group_heads != 0) return true;
   auto head_major = [](const TensorView& view) { return view.strides.head > view.strides.seq; };
   return head_major(p.q) || head_major(p.k) || head_major(p.v) || head_major(p.out);
 }
@@ -262,6 +265,11 @@ absl::Status CheckExtents(const SdpaDescription& d) {
 
 absl::StatusOr<SdpaDescription> Describe(const AttentionProblem& p, bool is_backward) {
   ATTND_RETURN_IF_ERROR(CheckSdpa(p));
+  if (p.q.group_heads != 0 && !SplitsHeads(p, is_backward)) {
+    return Refuse("spec.views.q.group_stride",
+                  "puts query heads into groups, whose gradients, and rows of tokens, cuDNN does "
+                  "not know");
+  }
   if (SplitsHeads(p, is_backward) && p.batch * p.num_heads > kMaxSdpaExtent) {
     return Refuse("spec.batch", absl::StrCat("times spec.num_heads is ", p.batch * p.num_heads,
                                              "; on the GPU ", kMaxSdpaExtent, " is the most here"));

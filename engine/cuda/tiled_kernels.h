@@ -23,6 +23,8 @@ struct Matrix {
   const std::byte* data = nullptr;
   Strides strides;
   int64_t start_multiplier = 0;
+  int64_t group_heads = 0;  // 0: no groups.
+  int64_t group_stride = 0;
   DType dtype = DType::kUnspecified;
   float factor = 1;
 };

@@ -69,10 +69,15 @@ __device__ inline void StoreOne(std::byte* data, int64_t element, float value) {
   reinterpret_cast<T*>(data)[element] = T(value);
 }
 
+__device__ inline int64_t HeadStart(const Matrix& m, int64_t head) {
+  if (m.group_heads == 0) return head * m.strides.head;
+  return head / m.group_heads * m.group_stride + head % m.group_heads * m.strides.head;
+}
+
 __device__ inline int64_t RowStart(const Matrix& m, int64_t sequence, int64_t token_row,
                                    int64_t row, int64_t head) {
   return sequence * m.strides.batch + token_row * m.start_multiplier + row * m.strides.seq +
-         head * m.strides.head;
+         HeadStart(m, head);
 }
 
 // Threads 0 .. kRows - 1 each fill one row of `tile`. Follows and precedes a barrier.

@@ -65,7 +65,8 @@ tiled::Problem Describe(const AttentionProblem& p, const TiledWorkspace& w,
 tiled::Matrix MatrixOf(const TensorView& view, const std::byte* data, DType dtype, float factor) {
   // Buffers without elements are null.
   const std::byte* first = data == nullptr ? nullptr : data + view.byte_offset;
-  return {first, view.strides, view.start_multiplier, dtype, factor};
+  return {first, view.strides, view.start_multiplier, view.group_heads, view.group_stride,
+          dtype, factor};
 }
 
 // Q, K and V of ForwardBuffers or BackwardBuffers, and what else both have.
@@ -208,7 +209,8 @@ absl::Status TiledBackwardPlan::Backward(const AttentionProblem& problem,
   ATTND_RETURN_IF_ERROR(SendArrays(problem, b, workspace_, t));
   auto& context = *static_cast<DeviceContext*>(b.queue);
   ATTND_RETURN_IF_ERROR(ClearGradients(problem, b, context));
-  const tiled::Gradients g = GradientsOf(problem, b, workspace.At<tiled::RowStatistics>(workspace_.rows));
+  const tiled::Gradients g =
+      GradientsOf(problem, b, workspace.At<tiled::RowStatistics>(workspace_.rows));
   return CudaStatus(tiled::LaunchBackward(t, g, context.stream()), "the tiled backward kernels");
 }
 

@@ -141,7 +141,8 @@ absl::Status Decoder::DecodeViews(const v1::Views& proto, AttentionSpec& spec) {
           absl::StrCat("is \"", view.buffer().substr(0, 32), "\"; it must be qkv, q, kv, k or v"));
     }
     (*spec.views)[i] = {
-        *buffer, view.byte_offset(), {view.strides().begin(), view.strides().end()}};
+        *buffer, view.byte_offset(), {view.strides().begin(), view.strides().end()}, {}};
+    if (view.has_group_stride()) (*spec.views)[i].group_stride = view.group_stride();
   }
   return absl::OkStatus();
 }

@@ -119,6 +119,7 @@ v1::ResolvedView EncodeView(const TensorView& view) {
   proto.set_byte_offset(view.byte_offset);
   const Strides& s = view.strides;
   for (int64_t stride : {s.batch, s.seq, s.head, s.dim}) proto.add_strides(stride);
+  if (view.group_heads != 0) proto.set_group_stride(view.group_stride);
   return proto;
 }
 

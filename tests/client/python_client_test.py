@@ -159,6 +159,51 @@ class PythonClientTest(unittest.TestCase):
             q, k, v = np.split(qkv[rows], (h, h + g), axis=1)
             np.testing.assert_allclose(out[rows], attention(q, k, v)[0], atol=1e-5)
 
+    def test_views_of_a_projection_by_groups(self):
+        b, s, h, g, d = 2, 5, 6, 2, 8
+        shared = h // g
+        # [b, s, g, h/g + 2, d], in each order of its rows.
+        rows = self.normal(b, s, g, shared + 2, d)
+        q = rows[:, :, :, :shared].reshape(b, s, h, d)
+        k, v = rows[..., shared, :], rows[..., shared + 1, :]
+        expected = np.stack([attention(q[i], k[i], v[i])[0] for i in range(b)])
+        sizes = dict(
+            batch=b, max_seqlen_q=s, max_seqlen_kv=s, num_heads=h, num_kv_heads=g, head_dim_qk=d, head_dim_v=d
+        )
+        made = dict(num_heads=h, num_kv_heads=g, head_dim=d, dtype=np.float32)
+        cu = np.arange(b + 1) * s
+        tokens = dict(cu_seqlens_q=cu, cu_seqlens_kv=cu)
+        cases = {
+            "[s, b, ..]": (rows.swapaxes(0, 1), attnd.views.megatron(batch=b, **made), {}),
+            "[b, s, ..]": (rows, attnd.views.megatron(seqlen=s, **made), {}),
+            "[t, ..]": (rows.reshape(b * s, g, shared + 2, d), attnd.views.megatron(**made), tokens),
+        }
+        d_out = self.normal(b, s, h, d)
+        plain = self.client.backward_of(
+            self.client.forward("BSHD_BSHD_BSHD", q=q, k=k, v=v, retain_for_backward=60).context, d_out=d_out
+        ).grads
+        for name, (qkv, views, lengths) in cases.items():
+            with self.subTest(name):
+                arguments = dict(qkv=np.ascontiguousarray(qkv), views=views, **sizes, **lengths)
+                result = self.client.forward("STRIDED", retain_for_backward=60, **arguments)
+                np.testing.assert_allclose(result.out.reshape(b, s, h, d), expected, atol=1e-5)
+                d_o = d_out.reshape(result.out.shape)
+                grads = self.client.backward_of(result.context, d_out=d_o).grads.qkv
+                grads = grads.swapaxes(0, 1) if name == "[s, b, ..]" else grads.reshape(rows.shape)
+                got = grads[:, :, :, :shared].reshape(b, s, h, d)
+                np.testing.assert_allclose(got, plain.q, atol=1e-5)
+                np.testing.assert_allclose(grads[..., shared, :], plain.k, atol=1e-5)
+                np.testing.assert_allclose(grads[..., shared + 1, :], plain.v, atol=1e-5)
+                plan = self.client.plan("STRIDED", **arguments)
+                self.assertEqual(plan.resolved["q"].group_stride, (shared + 2) * d)
+                self.assertIsNone(plan.resolved["k"].group_stride)
+
+    def test_views_of_sizes_that_contradict_are_refused(self):
+        good = dict(num_heads=4, num_kv_heads=2, head_dim=8, dtype=np.float16)
+        for bad in ({"num_heads": 5}, {"num_kv_heads": 0}, {"head_dim": -1}, {"batch": 1, "seqlen": 2}):
+            with self.subTest(bad), self.assertRaisesRegex(ValueError, next(iter(bad))):
+                attnd.views.megatron(**(good | bad))
+
     def test_paged_keys_and_values(self):
         q = self.normal(2, 1, 2, 8)
         pool_k, pool_v = (self.normal(4, 2, 2, 8) for _ in range(2))

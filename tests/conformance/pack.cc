@@ -64,6 +64,8 @@ constexpr Arrangement kArrangements[] = {
     // What no name covers.
     {Layout::kStrided, "STRIDED_fused_tokens", {"tHd"}, "thd"},
     {Layout::kStrided, "STRIDED_fused_dense", {"bsHd"}, "bshd"},
+    {Layout::kStrided, "STRIDED_groups", {"sbGMd"}, "bshd"},
+    {Layout::kStrided, "STRIDED_groups_of_tokens", {"tGMd"}, "thd"},
     {Layout::kStrided, "STRIDED_stacked", {"3bshd"}, "bshd"},
     {Layout::kStrided, "STRIDED_head_major", {"", "htd", "2htd"}, "thd"},
     {Layout::kStrided, "STRIDED_head_major_pages", {"", "bshd", "", "phrd", "phrd"}, "bshd", 8},
@@ -106,6 +108,8 @@ int64_t Extent(char axis, int tensor, const Geometry& g, const Pages& pages) {
     case 't': return tensor == 0 ? g.t_q : g.t_kv;
     case 'h': return tensor == 0 ? g.h : g.g;
     case 'H': return g.h + 2 * g.g;
+    case 'G': return g.g;
+    case 'M': return g.h / g.g + 2;
     case 'd': return tensor == 2 ? g.d_v : g.d_qk;
     case '3': return 3;
     case '2': return 2;
@@ -122,6 +126,8 @@ int64_t Coordinate(char axis, const Element& e, const Geometry& g, const Pages& 
     case 't': return (e.tensor == 0 ? g.q_row : g.kv_row)[e.sequence] + e.row;
     case 'h': return e.head;
     case 'H': return e.head + (e.tensor == 0 ? 0 : e.tensor == 1 ? g.h : g.h + g.g);
+    case 'G': return e.tensor == 0 ? e.head / (g.h / g.g) : e.head;
+    case 'M': return e.tensor == 0 ? e.head % (g.h / g.g) : g.h / g.g + e.tensor - 1;
     case 'd': return e.component;
     case '3': return e.tensor;
     case '2': return e.tensor - 1;
@@ -188,7 +194,7 @@ RequestedView DescribeView(const Arrangement& a, int tensor, const Geometry& g, 
   int64_t origin = 0;
   const Element first{tensor, 0, 0, 0, 0};
   for (char axis : axes) {
-    const bool inner = axis == '3' || axis == '2' || axis == 'H';
+    const bool inner = axis == '3' || axis == '2' || axis == 'H' || axis == 'M';
     origin =
         origin * Extent(axis, tensor, g, pages) + (inner ? Coordinate(axis, first, g, pages) : 0);
   }
@@ -199,7 +205,8 @@ RequestedView DescribeView(const Arrangement& a, int tensor, const Geometry& g, 
   };
   if (!Has(axes, 't')) view.strides.push_back(stride_of("bp"));
   view.strides.push_back(stride_of("str"));
-  view.strides.push_back(stride_of("hH"));
+  view.strides.push_back(stride_of(tensor == 0 ? "hHM" : "hHG"));
+  if (tensor == 0 && Has(axes, 'G')) view.group_stride = stride_of("G");
   view.strides.push_back(stride_of("d"));
   return view;
 }

@@ -5,6 +5,7 @@
 // nothing else, so this file shares no stride, offset or table with the product.
 //   b sequence   s row of a dense side    t row of a token buffer   h head   d component
 //   3 Q, K or V  2 K or V                 H heads of Q, K and V in a row, h + 2g of them
+//   G group of heads, and in it M: its h/g heads of Q, then K and V
 //   p page       r row in a page
 #pragma once
 

@@ -84,6 +84,12 @@ TEST(Report, PlanIsATableOfViews) {
                               "           1\n"));
   EXPECT_THAT(text, HasSubstr("supported by cpu, engine tiled\nworkspace 2.0 KiB, device memory "
                               "3.0 MiB, deterministic not available\n"));
+  EXPECT_THAT(text, Not(HasSubstr("group stride")));
+  v1::ResolvedView* q = reply.mutable_resolved()->mutable_q();
+  q->CopyFrom(*k);
+  q->set_group_stride(320);
+  EXPECT_THAT(PlanText(reply), HasSubstr("dim stride  group stride\n"));
+  EXPECT_THAT(PlanText(reply), HasSubstr("           1           320\n"));
   reply.set_supported(false);
   reply.set_reason("`spec.dropout` is not built");
   EXPECT_THAT(PlanText(reply), HasSubstr("not supported: `spec.dropout` is not built\n"));

@@ -151,6 +151,19 @@ TEST(Request, ViewsPlaceTensorsInPlainBuffers) {
   ASSERT_TRUE(call.ok()) << call.status();
   EXPECT_EQ(call->request.spec().views().k().byte_offset(), 128);
   EXPECT_THAT(call->request.spec().views().v().strides(), ElementsAre(320, 64, 8, 1));
+  EXPECT_FALSE(call->request.spec().views().q().has_group_stride());
+}
+
+TEST(Request, AViewMayHaveGroups) {
+  RequestOptions options = Dense("STRIDED");
+  options.kv_heads = 2;
+  // [b, s, g, h/g + 2, d]
+  options.views = {"q:qkv:0:320,64,8,1:32", "k:qkv:64:320,64,32,1", "v:qkv:96:320,64,32,1"};
+  options.shapes = {"qkv:10,2,4,8"};
+  const auto call = MakeForwardCall(options);
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_EQ(call->request.spec().views().q().group_stride(), 32);
+  EXPECT_FALSE(call->request.spec().views().k().has_group_stride());
 }
 
 TEST(Request, PagedRequestsGetTablesThatUseEveryPageOnce) {
@@ -328,6 +341,7 @@ TEST(Request, ErrorsNameTheOption) {
   EXPECT_THAT(with([](O& o) { o.window_alignment = "left"; }), HasSubstr("--window-alignment"));
   EXPECT_THAT(with([](O& o) { o.cu_seqlens_q = "0,,3"; }), HasSubstr("--cu-seqlens-q has ''"));
   EXPECT_THAT(with([](O& o) { o.views = {"q:qkv:0"}; }), HasSubstr("--view"));
+  EXPECT_THAT(with([](O& o) { o.views = {"q:qkv:0:1,1,1:x"}; }), HasSubstr("GROUP_STRIDE"));
   EXPECT_THAT(with([](O& o) { o.views = {"x:qkv:0:1,1,1,1"}; }), HasSubstr("not of x"));
   EXPECT_THAT(with([](O& o) { o.views = {"q:q:0:1,1,1", "q:q:0:1,1,1"}; }), HasSubstr("twice"));
   EXPECT_THAT(with([](O& o) { o.shapes = {"z:1"}; }), HasSubstr("--shape"));

@@ -1,8 +1,8 @@
-#include "engine/core/attention_problem.h"
-
 #include <gtest/gtest.h>
 
 #include <limits>
+
+#include "engine/core/attention_problem.h"
 
 namespace attnd {
 namespace {

@@ -116,7 +116,8 @@ TEST(GradientViews, AgreesWithEnumeration) {
   int passed = 0, refused = 0;
   for (int trial = 0; trial < 20'000; ++trial) {
     AttentionProblem p = Problem();
-    p.max_seqlen_q = 2, p.max_seqlen_kv = 3, p.num_heads = 2, p.num_kv_heads = 1;
+    const bool has_groups = trial % 2 == 0;
+    p.max_seqlen_q = 2, p.max_seqlen_kv = 3, p.num_heads = has_groups ? 4 : 2, p.num_kv_heads = 1;
     p.head_dim_qk = p.head_dim_v = 2;
     std::set<int64_t> used;
     bool apart = true;
@@ -129,12 +130,17 @@ TEST(GradientViews, AgreesWithEnumeration) {
                .byte_offset = 4 * start,
                .strides = {pick(40), pick(12) + 1, pick(12), pick(4)}};
       const bool is_q = view == &p.q;
+      if (is_q && has_groups) {
+        view->group_heads = 2;
+        view->group_stride = pick(20);
+      }
       for (int64_t i = 0; i < 2; ++i) {
         for (int64_t j = 0; j < (is_q ? 2 : 3); ++j) {
-          for (int64_t n = 0; n < (is_q ? 2 : 1); ++n) {
+          for (int64_t n = 0; n < (is_q ? p.num_heads : 1); ++n) {
             for (int64_t c = 0; c < 2; ++c) {
               const Strides& s = view->strides;
-              const int64_t element = start + i * s.batch + j * s.seq + n * s.head + c * s.dim;
+              const int64_t element =
+                  start + i * s.batch + j * s.seq + view->HeadStart(n) + c * s.dim;
               apart = used.insert(element).second && apart;
             }
           }

@@ -78,7 +78,7 @@ int64_t Follow(const TensorView& view, const AttentionProblem& p,
     const int64_t page = page_table->at(e.sequence * p.pages_per_sequence + e.j / p.page_size);
     start = page * view.strides.batch + e.j % p.page_size * view.strides.seq;
   }
-  return view.byte_offset / SizeOf(DType::kFloat32) + start + e.head * view.strides.head +
+  return view.byte_offset / SizeOf(DType::kFloat32) + start + view.HeadStart(e.head) +
          e.component * view.strides.dim;
 }
 

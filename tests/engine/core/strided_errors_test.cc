@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
 constexpr std::string_view kFused = "STRIDED_fused_dense";       // qkv [2, 4, 18, 8]
+constexpr std::string_view kGroups = "STRIDED_groups";           // qkv [s, b, g, h/g + 2, d]
 constexpr std::string_view kTokens = "STRIDED_fused_tokens";     // qkv [7, 18, 8]
 constexpr std::string_view kPages = "STRIDED_head_major_pages";  // q, k [P, 3, 8, 8], v
 
@@ -66,6 +67,18 @@ const BadRequest kBadViews[] = {
      "spec.views.k.strides"},
     {"NegativeStride", kFused, [](Request& r) { r.View(0).strides[1] = -144; },
      "spec.views.q.strides"},
+    {"GroupsOfK", kFused, [](Request& r) { r.View(1).group_stride = 8; },
+     "spec.views.k.group_stride"},
+    {"GroupsOfV", kFused, [](Request& r) { r.View(2).group_stride = 8; },
+     "spec.views.v.group_stride"},
+    {"NegativeGroupStride", kGroups, [](Request& r) { r.View(0).group_stride = -8; },
+     "spec.views.q.group_stride"},
+    {"GroupStrideTooLarge", kGroups, [](Request& r) { *r.View(0).group_stride *= 20; },
+     "spec.views.q"},
+    {"GroupStridePast63Bits", kGroups, [](Request& r) { r.View(0).group_stride = kMax; },
+     "spec.views.q"},
+    {"GroupsOfUnevenHeads", kGroups, [](Request& r) { ++*r.spec.num_heads; }, "spec.num_kv_heads"},
+    {"GroupsOfNoKvHead", kGroups, [](Request& r) { r.spec.num_kv_heads = 0; }, "spec.num_kv_heads"},
     {"NegativeOffset", kFused, [](Request& r) { r.View(1).byte_offset = -2; },
      "spec.views.k.byte_offset"},
     {"OffsetInsideAnElement", kFused, [](Request& r) { r.View(2).byte_offset += 1; },

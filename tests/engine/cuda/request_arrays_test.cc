@@ -142,6 +142,23 @@ TEST(RequestArrays, NothingToDoWhereNoQuerySeesAKey) {
       Filled(ProblemOf(Layout::kThdThdThd, LengthsOf({2, 3}, {0, 0}, 3, 1))).arrays.any_pair);
 }
 
+// [s, b, g, h/g + 2, d] with h = 4 and g = 2: each head is a sequence of its own.
+TEST(RequestArrays, HeadsInGroupsStartWhereTheirGroupPutsThem) {
+  AttentionProblem p = ProblemOf(Layout::kSbhdSbhdSbhd, LengthsOf({3, 3}, {3, 3}, 3, 3));
+  const int64_t d = 16, group = 4 * d, row = 2 * group;
+  p.q.strides = {row, 2 * row, d, 1};
+  p.q.group_heads = 2;
+  p.q.group_stride = group;
+  p.k.strides = p.v.strides = {row, 2 * row, group, 1};
+  const Filled f(p);
+  EXPECT_TRUE(f.description.splits_heads);
+  const std::vector<int64_t> q = f.Offsets(f.layout.q_offsets);
+  EXPECT_THAT(std::vector<int64_t>(q.begin(), q.begin() + 5),
+              ElementsAre(0, d, group, group + d, row));
+  const std::vector<int64_t> k = f.Offsets(f.layout.k_offsets);
+  EXPECT_THAT(std::vector<int64_t>(k.begin(), k.begin() + 5), ElementsAre(0, 0, group, group, row));
+}
+
 TEST(RequestArrays, OffsetsAreNotCutTo32Bits) {
   AttentionProblem p = ProblemOf(Layout::kThdThdThd, LengthsOf({1, 1}, {1, 1}, 1, 1));
   p.sequences[1].kv_row = 43'691;

@@ -206,6 +206,21 @@ TEST(SdpaDescription, BackwardBoundsTheRowsOfTokenBuffers) {
   EXPECT_EQ(d.total_q, 0);
 }
 
+TEST(SdpaDescription, RefusesGroupsWhereItCannotSplitHeads) {
+  const auto with_groups = [](AttentionProblem p) {
+    p.q.group_heads = 2;
+    p.q.group_stride = 8 * p.head_dim_qk;
+    return p;
+  };
+  const AttentionProblem dense =
+      with_groups(ProblemOf(Layout::kBshdBshdBshd, LengthsOf({128}, {128}, 128, 128)));
+  EXPECT_TRUE(DescribeSdpa(dense).ok());
+  EXPECT_EQ(ErrorField(DescribeSdpaBackward(dense).status()), "spec.views.q.group_stride");
+  const AttentionProblem tokens =
+      with_groups(ProblemOf(Layout::kThdThdThd, LengthsOf({3}, {3}, 3, 3)));
+  EXPECT_EQ(ErrorField(DescribeSdpa(tokens).status()), "spec.views.q.group_stride");
+}
+
 TEST(SdpaDescription, RefusesWhatCudnnsArithmeticOrTypesCannotHold) {
   const auto field = [](const AttentionProblem& p) { return ErrorField(DescribeSdpa(p).status()); };
   AttentionProblem p = ProblemOf(Layout::kThdThdThd, LengthsOf({1}, {1}, 1, 1));

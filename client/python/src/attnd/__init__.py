@@ -7,6 +7,7 @@
 See Client for the calls, AttentionArguments for what they take and errors for what they raise.
 """
 
+from attnd import views
 from attnd.arguments import AttentionArguments, Dropout, ForwardArguments, Handle, View
 from attnd.client import Client
 from attnd.errors import (
@@ -67,4 +68,5 @@ __all__ = [
     "UnavailableError",
     "UnimplementedError",
     "View",
+    "views",
 ]

@@ -42,11 +42,14 @@ class View:
       buffer: name of the buffer: "qkv", "q", "kv", "k" or "v" ("out" in a plan).
       byte_offset: position of the first element, in bytes.
       strides: in elements, (batch, seq, head, dim); given for a THD side, (seq, head, dim).
+      group_stride: of q alone, in elements: from the query heads of one KV head to those of the
+        next, where no head stride says it (attnd.views.megatron).
     """
 
     buffer: str
     byte_offset: int
     strides: tuple[int, ...]
+    group_stride: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

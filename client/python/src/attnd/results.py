@@ -171,7 +171,12 @@ def backward_result(response: attention_pb2.BackwardResponse) -> BackwardResult:
 
 def plan_result(response: attention_pb2.PlanResponse) -> PlanResult:
     resolved = {
-        name.name: View(view.buffer, view.byte_offset, tuple(view.strides))
+        name.name: View(
+            view.buffer,
+            view.byte_offset,
+            tuple(view.strides),
+            view.group_stride if view.HasField("group_stride") else None,
+        )
         for name, view in response.resolved.ListFields()
     }
     return _mirror(PlanResult, response, resolved=resolved)
