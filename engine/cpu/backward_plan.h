@@ -20,8 +20,8 @@ namespace attnd {
 // What backward starts from in a row: P = exp(logit - shift) / sum, dP less d.
 struct RowStatistics {
   double shift = -std::numeric_limits<double>::infinity();  // So: the row has no gradients.
+  double d = 0;                                             // rowsum(dO * O)
   float inverse_sum = 1;
-  float d = 0;  // rowsum(dO * O)
   bool is_exact =
       false;  // Float32 does not hold the row's logits: its cells are computed in double.
 };

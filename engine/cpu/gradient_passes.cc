@@ -261,7 +261,7 @@ void ComputeSinkGradient(const BackwardContext& context, int64_t n) {
       if (IsEmpty(keys) || statistics.shift == -kInfinity) continue;
       const double weight =
           std::exp(sink - statistics.shift) * static_cast<double>(statistics.inverse_sum);
-      sum -= weight * static_cast<double>(statistics.d);
+      sum -= weight * statistics.d;
     }
   }
   context.buffers.d_softmax_offset[n] = static_cast<float>(sum);

@@ -48,8 +48,7 @@ HeadRows QueryRows(const AttentionProblem& problem, const ForwardBuffers& buffer
                    int64_t n) {
   const TensorView& view = problem.q;
   const int64_t q_row = problem.sequences[static_cast<size_t>(i)].q_row;
-  const int64_t start =
-      i * view.strides.batch + q_row * view.start_multiplier + view.HeadStart(n);
+  const int64_t start = i * view.strides.batch + q_row * view.start_multiplier + view.HeadStart(n);
   HeadRows rows = MakeRows(problem, buffers, view, start);
   rows.cols = problem.head_dim_qk;
   rows.factor = problem.fp8.descale_q;

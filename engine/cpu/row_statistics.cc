@@ -142,7 +142,7 @@ class Normalization {
   }
 
   // sum of keep P (dO . v) over the cells of in_double_, with the dO that is in scratch.
-  float WeightedSum() const {
+  double WeightedSum() const {
     const HeadRows values = ValueRows(p_, context_.inputs, tile_.sequence, tile_.kv_head);
     double sum = 0;
     for (const ReferenceCell& cell : in_double_.cells()) {
@@ -154,7 +154,7 @@ class Normalization {
       }
       sum += cell.weight * cell.keep_factor * dp;
     }
-    return static_cast<float>(sum);
+    return sum;
   }
 
   const AttentionProblem& p_;

@@ -81,7 +81,7 @@ GradientPanel GradientTile::OpenPanel(int64_t number, int64_t slot) const {
     s_.visible[at] = keys;
     s_.shift[at] = static_cast<float>(row.shift);
     s_.inverse_sum[at] = row.inverse_sum;
-    s_.d[at] = row.d;
+    s_.d[at] = static_cast<float>(row.d);
     s_.is_exact[at] = row.is_exact;
     panel.seen_by_any = Span(panel.seen_by_any, keys);
     panel.seen_by_all = Intersect(panel.seen_by_all, keys);
@@ -230,8 +230,7 @@ void GradientTile::ComputeLane(const GradientPanel& panel, const KeyRange& block
     }
     const double slope = through_cap ? cell.cap_slope : 1;
     s_.logits[Cell(block, cell.j, lane)] = static_cast<float>(p * cell.keep_factor);
-    s_.d_logits[Cell(block, cell.j, lane)] =
-        static_cast<float>(p * (dp - static_cast<double>(row.d)) * slope);
+    s_.d_logits[Cell(block, cell.j, lane)] = static_cast<float>(p * (dp - row.d) * slope);
   }
 }
 

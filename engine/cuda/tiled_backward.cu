@@ -37,26 +37,35 @@ struct Cells {
   uint32_t kept;
 };
 
-// What a thread has of its cells: P and the slope of the soft cap.
+// What a thread has of its cells, as Cells.
 struct CellCopies {
   float p[16];
-  float slopes[16];
+  float d_logit[16];
 };
 
 // Replaces those whose bit is set: their rows are exact, or their products pass float32. Of inputs
 // that are not finite they stay.
-__device__ __noinline__ void ReplaceCells(const Problem& p, const Shared& shared,
-                                          const TilePlace& place, uint32_t in_double,
+__device__ __noinline__ void ReplaceCells(const Problem& p, const Gradients& g,
+                                          const Shared& shared, const TilePlace& place,
+                                          uint32_t in_double, bool of_product, uint32_t kept,
                                           CellCopies& cells) {
   for (int e = 0; e < 16; ++e) {
     if ((in_double >> e & 1) == 0) continue;
     const int r = 4 * Ty() + e / 4;
+    const int64_t key = place.first_key + 4 * Tx() + e % 4;
     const RowStatistics& row = shared.statistics[r];
-    const ExactCell cell = ExactCellOf(p, shared, place, r, place.first_key + 4 * Tx() + e % 4);
+    const ExactCell cell = ExactCellOf(p, shared, place, r, key);
     if (isnan(cell.logit)) continue;
     const double weight = exp(cell.logit - row.shift) * static_cast<double>(row.inverse_sum);
+    double dp = 0;
+    if ((kept >> e & 1) != 0) {
+      dp = static_cast<double>(p.dropout.keep_factor) *
+           ExactWeightGradient(p, g.d_out, shared, place, r, key);
+    }
+    double dx = weight * (dp - row.d);
+    if (of_product) dx *= static_cast<double>(p.scale) * cell.cap_slope;
     cells.p[e] = static_cast<float>(weight);
-    cells.slopes[e] = static_cast<float>(cell.cap_slope);
+    cells.d_logit[e] = static_cast<float>(dx);
   }
 }
 
@@ -86,32 +95,33 @@ __device__ bool ComputeCells(const Problem& p, const Gradients& g, Shared& share
 #pragma unroll
   for (int e = 0; e < 16; ++e) {
     const RowStatistics& row = shared.statistics[4 * Ty() + e / 4];
-    // What hidden cells have of products may be anything.
-    const float weight = expf(cells.p[e / 4][e % 4] - static_cast<float>(row.shift));
-    cells.p[e / 4][e % 4] = (visible >> e & 1) != 0 ? weight * row.inverse_sum : 0;
+    float& weight = cells.p[e / 4][e % 4];
+    float& d_logit = cells.d_logit[e / 4][e % 4];
+    const bool is_visible = (visible >> e & 1) != 0;
+    // What hidden cells have of products, and so of slopes, may be anything.
+    weight = is_visible ? expf(weight - static_cast<float>(row.shift)) * row.inverse_sum : 0;
+    const float dp = (cells.kept >> e & 1) != 0 ? p.dropout.keep_factor * d_logit : 0;
+    float dx = weight * (dp - static_cast<float>(row.d));
+    if (of_product) dx *= p.scale * cap_slopes[e / 4][e % 4];
+    d_logit = is_visible ? dx : 0;
   }
   if (in_double != 0) {
     CellCopies copies;
 #pragma unroll
     for (int e = 0; e < 16; ++e) {
       copies.p[e] = cells.p[e / 4][e % 4];
-      copies.slopes[e] = cap_slopes[e / 4][e % 4];
+      copies.d_logit[e] = cells.d_logit[e / 4][e % 4];
     }
-    ReplaceCells(p, shared, place, in_double, copies);
+    ReplaceCells(p, g, shared, place, in_double, of_product, cells.kept, copies);
 #pragma unroll
     for (int e = 0; e < 16; ++e) {
       cells.p[e / 4][e % 4] = copies.p[e];
-      cap_slopes[e / 4][e % 4] = copies.slopes[e];
+      cells.d_logit[e / 4][e % 4] = copies.d_logit[e];
     }
   }
 #pragma unroll
   for (int e = 0; e < 16; ++e) {
-    float& d_logit = cells.d_logit[e / 4][e % 4];
-    const float dp = (cells.kept >> e & 1) != 0 ? p.dropout.keep_factor * d_logit : 0;
-    const float dx = cells.p[e / 4][e % 4] * (dp - shared.statistics[4 * Ty() + e / 4].d);
-    d_logit = (visible >> e & 1) != 0 ? dx : 0;
-    if (of_product) d_logit *= p.scale * cap_slopes[e / 4][e % 4];
-    if (g.amax_dp != nullptr) largest = LargerOf(largest, d_logit);
+    if (g.amax_dp != nullptr) largest = LargerOf(largest, cells.d_logit[e / 4][e % 4]);
   }
   return true;
 }
@@ -136,9 +146,9 @@ __device__ void StartRows(const Problem& p, const Gradients& g, Shared& shared) 
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int r = 4 * Ty() + i;
-    shared.statistics[r] = {-INFINITY, 1, 0, false};
+    shared.statistics[r] = {-INFINITY, 0, 1, false};
     if (shared.first[r] >= shared.last[r]) continue;
-    shared.statistics[r] = {g.lse[shared.lse_at[r]], 1, cells[i][i], false};
+    shared.statistics[r] = {g.lse[shared.lse_at[r]], cells[i][i], 1, false};
   }
 }
 
@@ -194,19 +204,13 @@ __device__ __noinline__ void NormalizeInDouble(const Problem& p, const Gradients
     const double weight = exp(ExactCellOf(p, shared, place, r, j).logit - max);
     own += weight;
     if (weight == 0 || !Keeps(p, shared, r, j)) continue;
-    const int64_t v = KeyStart(p, p.v, nullptr, {place.sequence, KvHeadOf(p, shared, r)}, j);
-    double dp = 0;
-    for (int c = 0; c < p.head_dim_v; ++c) {
-      const float a = LoadOne(g.d_out.dtype, g.d_out.data, shared.out[r] + c * g.d_out.strides.dim);
-      const float b = LoadOne(p.v.dtype, p.v.data, v + c * p.v.strides.dim);
-      dp += static_cast<double>(a * g.d_out.factor) * static_cast<double>(b * p.v.factor);
-    }
-    weighted += weight * static_cast<double>(p.dropout.keep_factor) * dp;
+    weighted += weight * static_cast<double>(p.dropout.keep_factor) *
+                ExactWeightGradient(p, g.d_out, shared, place, r, j);
   }
   const double sum = ReduceBlock<Reduction::kSum>(own, stage) + exp(sink - max);
   const double d = ReduceBlock<Reduction::kSum>(weighted, stage) / sum;
-  if (threadIdx.x == 0) {
-    shared.statistics[r] = {max, static_cast<float>(1 / sum), static_cast<float>(d), true};
+  if (isfinite(d) && threadIdx.x == 0) {
+    shared.statistics[r] = {max, d, static_cast<float>(1 / sum), true};
   }
 }
 
@@ -230,13 +234,13 @@ __device__ void NormalizeRows(const Problem& p, const Gradients& g, const RowTil
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int r = 4 * Ty() + i;
-    RowStatistics& row = shared.statistics[r];
-    const bool is_large = IsLarge(row, shared, r);
     const float own = SumOfRow(rows.sum[i]), weighted = SumOfRow(rows.weighted[i]);
     const bool sees = AnyOfRow((rows.suspicions.sees >> i & 1) != 0);
     const bool overflow = AnyOfRow((rows.suspicions.overflow >> i & 1) != 0);
     const bool holds = !overflow && isfinite(rows.max[i]) && isfinite(own) && isfinite(weighted);
     if (Tx() != 0) continue;
+    RowStatistics& row = shared.statistics[r];
+    const bool is_large = IsLarge(row, shared, r);
     shared.is_wrong[r] = is_large && sees && !holds;
     if (!is_large) continue;
     if (!sees) {
@@ -245,7 +249,7 @@ __device__ void NormalizeRows(const Problem& p, const Gradients& g, const RowTil
       const auto sink = static_cast<float>(SinkOf(p, shared.head[r]));
       const float max = fmaxf(rows.max[i], sink), shrink = expf(rows.max[i] - max);
       const float sum = own * shrink + expf(sink - max);
-      row = {max, 1 / sum, weighted * shrink / sum, false};
+      row = {max, weighted * shrink / sum, 1 / sum, false};
     }
   }
   __syncthreads();
@@ -438,7 +442,7 @@ __global__ void __launch_bounds__(kSinkThreads)
         const RowStatistics& statistics = g.rows[at];
         if (statistics.shift == -INFINITY) continue;
         const double weight = exp(sink - statistics.shift) * statistics.inverse_sum;
-        sum -= weight * static_cast<double>(statistics.d);
+        sum -= weight * statistics.d;
       }
     }
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);

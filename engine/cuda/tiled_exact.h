@@ -11,6 +11,20 @@ struct ExactCell {
   double cap_slope = 1;
 };
 
+// dO . v of tile row r and a key, before dropout. `d_out` lies as Problem::out.
+__device__ inline double ExactWeightGradient(const Problem& p, const Matrix& d_out,
+                                             const Shared& shared, const TilePlace& place, int r,
+                                             int64_t key) {
+  const int64_t v = KeyStart(p, p.v, p.pages_v, {place.sequence, KvHeadOf(p, shared, r)}, key);
+  double dp = 0;
+  for (int c = 0; c < p.head_dim_v; ++c) {
+    const float a = LoadOne(d_out.dtype, d_out.data, shared.out[r] + c * d_out.strides.dim);
+    const float b = LoadOne(p.v.dtype, p.v.data, v + c * p.v.strides.dim);
+    dp += static_cast<double>(a * d_out.factor) * static_cast<double>(b * p.v.factor);
+  }
+  return dp;
+}
+
 // Tile row r and a key that it sees.
 __device__ inline __noinline__ ExactCell ExactCellOf(const Problem& p, const Shared& shared,
                                                      const TilePlace& place, int r, int64_t key) {
@@ -25,11 +39,11 @@ __device__ inline __noinline__ ExactCell ExactCellOf(const Problem& p, const Sha
   }
   const double bias = HasDenseBias(p) ? BiasOf(p, shared, place, r, key) : 0;
   if (p.bias_kind == BiasKind::kPreScale) x += bias;
-  x *= static_cast<double>(p.scale);
+  x *= p.exact_scale;
   ExactCell cell;
-  if (p.softcap != 0) {
-    const double cap = p.softcap, t = tanh(x / cap);
-    x = cap * t;
+  if (p.exact_softcap != 0) {
+    const double t = tanh(x / p.exact_softcap);
+    x = p.exact_softcap * t;
     cell.cap_slope = 1 - t * t;
   }
   if (p.bias_kind == BiasKind::kPostScale) x += bias;
@@ -87,11 +101,14 @@ __device__ inline double SinkOf(const Problem& p, int64_t head) {
 __device__ inline double ExactMaximum(const Problem& p, const Shared& shared,
                                       const TilePlace& place, int r, double* stage) {
   double max = -INFINITY;
-  for (int64_t j = shared.first[r] + threadIdx.x; j < shared.last[r]; j += kThreads) {
-    if (!ExactIsVisible(p, shared, place, r, j)) continue;
-    const double x = ExactCellOf(p, shared, place, r, j).logit;
-    if (isnan(x) || x > max) max = x;
-    if (isnan(x)) break;
+  for (int64_t first = shared.first[r]; first < shared.last[r]; first += kThreads) {
+    const int64_t j = first + threadIdx.x;
+    double x = -INFINITY;
+    if (j < shared.last[r] && ExactIsVisible(p, shared, place, r, j)) {
+      x = ExactCellOf(p, shared, place, r, j).logit;
+    }
+    if (__syncthreads_or(isnan(x)) != 0) return NAN;
+    max = x > max ? x : max;
   }
   return ReduceBlock<Reduction::kMax>(max, stage);
 }

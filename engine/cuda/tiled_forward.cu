@@ -87,16 +87,14 @@ __device__ __noinline__ void RepairRow(const Problem& p, const ForwardTargets& f
   double own = 0, out = 0;
   for (int64_t first = shared.first[r]; first < shared.last[r]; first += kThreads) {
     const int64_t j = first + threadIdx.x;
-    double weight = 0;
-    if (j < shared.last[r] && ExactIsVisible(p, shared, place, r, j)) {
-      weight = exp(ExactCellOf(p, shared, place, r, j).logit - max);
-    }
+    const bool sees = j < shared.last[r] && ExactIsVisible(p, shared, place, r, j);
+    const double weight = sees ? exp(ExactCellOf(p, shared, place, r, j).logit - max) : 0;
     own += weight;
     __syncthreads();
-    stage[threadIdx.x] = Keeps(p, shared, r, j) ? weight : 0;
+    stage[threadIdx.x] = sees && Keeps(p, shared, r, j) ? weight : -1;  // -1: V is not read.
     __syncthreads();
     for (int n = 0; n < kThreads && c < p.head_dim_v; ++n) {
-      if (stage[n] == 0) continue;
+      if (stage[n] < 0) continue;
       const int64_t v =
           KeyStart(p, p.v, p.pages_v, {place.sequence, KvHeadOf(p, shared, r)}, first + n);
       out += stage[n] * static_cast<double>(LoadOne(p.v.dtype, p.v.data, v + c * p.v.strides.dim) *

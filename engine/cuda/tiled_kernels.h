@@ -58,6 +58,9 @@ struct Problem {
   Band band;
   float scale = 1;
   float softcap = 0;  // 0: none.
+  // The same as the request has them, for cells in double.
+  double exact_scale = 1;
+  double exact_softcap = 0;
   BiasKind bias_kind = BiasKind::kNone;
   const std::byte* bias = nullptr;  // In the type of Q.
   Strides bias_strides;
@@ -83,8 +86,8 @@ cudaError_t FillLse(float* lse, int64_t count, cudaStream_t stream);
 // What backward starts from in a row: P = exp(logit - shift) * inverse_sum.
 struct RowStatistics {
   double shift;  // -inf: the row has no gradients.
+  double d;      // sum of dO * O
   float inverse_sum;
-  float d;        // sum of dO * O
   bool is_exact;  // Float32 does not hold the row's logits: its cells are computed in double.
 };
 

@@ -23,7 +23,7 @@ struct Shared {
   int64_t first[kRows], last[kRows];  // Visible keys.
   int64_t head[kRows], row[kRows];
   DropoutKey dropout_key[kRows];
-  bool is_wrong[kRows];             // Forward: float32 could not hold the row.
+  bool is_wrong[kRows];             // Float32 could not hold the row.
   RowStatistics statistics[kRows];  // Backward.
   // Of the tile's keys, in K and in V; -1: not to be read.
   int64_t k[kKeys], v[kKeys];

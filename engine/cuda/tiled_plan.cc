@@ -48,10 +48,12 @@ tiled::Problem Describe(const AttentionProblem& p, const TiledWorkspace& w,
   if (p.q_is_thd) t.lse.batch = 0;
   t.band = tiled::BandOf(p.mask);
   t.scale = static_cast<float>(p.scale);
+  t.exact_scale = p.scale;
+  t.exact_softcap = p.logit_softcap.value_or(0);
   // Float32 tells no wider cap from none, and would lose bits of what it is divided by.
   constexpr double kWidest = 1e30, kNarrowest = std::numeric_limits<float>::min();
-  if (p.logit_softcap) {
-    t.softcap = static_cast<float>(std::clamp(*p.logit_softcap, kNarrowest, kWidest));
+  if (p.logit_softcap && *p.logit_softcap <= kWidest) {
+    t.softcap = static_cast<float>(std::max(*p.logit_softcap, kNarrowest));
   }
   t.bias_kind = p.bias_kind;
   t.bias_strides = p.bias_strides;
